@@ -12,13 +12,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.steered import Steered, kill_at_start, power_off_at_start
 from holdfast.history import approvals, models, queries
 from holdfast.history.approvals import KEEP, ApprovalAnswer
 
-NODES: Final = {"wanted": 3, "least": 2, "ranks": 1, "spare": 5, "standbys": 0}
+WANTED: Final = 3
+NODES: Final[dict[str, Any]] = {"nnodes": "2:3", "nproc_per_node": 1, "spare_nodes": 5, "hot_spares": 0}
 REPLACED: Final = 3
 """Spares that replace a node one by one; the other two are for a replacement that fails."""
 IN_FORCE: Final = "holds from the next decision on"
@@ -26,10 +27,10 @@ IN_FORCE: Final = "holds from the next decision on"
 QUIET: Final = 3
 """Steps without a fault before the next one."""
 GENEROUS: Final = (
-    "budget: {in_place: 10000, recoveries: 10000, fruitless: 10000}\n"
+    "max_restarts_in_place: 10000\nmax_recoveries: 10000\nmax_recoveries_without_progress: 10000\n"
     "frequent: {times: 0, processes: 0}\nflapping: {times: 0}\ncommon: {nodes: 0, share: 0}\n"
 )
-ENDS: Final = {"wait-for-capacity": "WAITING", "ask-a-person": "WAITING", "give-up": "FAILED"}
+ENDS: Final = {"wait-for-capacity": "WAITING", "request-approval": "WAITING", "fail": "FAILED"}
 """Actions without orders, and the state that the job comes to."""
 
 
@@ -57,15 +58,15 @@ class Actions:
     def __init__(self, place: Path, environment: dict[str, str], times: Times) -> None:
         self.times, self.policy, self._runs = times, place / "policy.yaml", False
         place.mkdir(parents=True)
-        self.rule("retry-step", "take-over", "restart-in-place")
+        self.rule("retry-step", "replace-ranks", "restart-workers")
         self.job = Steered(
             place,
             environment,
-            count=NODES["wanted"] + NODES["spare"],
+            count=WANTED + NODES["spare_nodes"],
             args=["--pace", "0", "--rest", "0.03"],
             policy=str(self.policy),
-            checkpoint={"every": 0},
-            nodes=NODES,
+            checkpoint={"interval": 0},
+            **NODES,
         )
 
     def rule(self, *actions: str, more: str = "") -> None:
@@ -95,7 +96,7 @@ class Actions:
             self.replaced()
             self.narrow()
             self.asked()  # now that the job has as few nodes as it may have
-            job.until(lambda: len(job.chaos.ranks()) == NODES["wanted"] and job.at_work(), "the job to be as wide as it was")
+            job.until(lambda: len(job.chaos.ranks()) == WANTED and job.at_work(), "the job to be as wide as it was")
             for _ in range(turns):
                 self.stranded()
             self.over()
@@ -106,19 +107,19 @@ class Actions:
 
     def ordinary(self) -> None:
         """Answer a fault in the ways that leave the job on its nodes; twice so that the first attempt fails."""
-        self.rule("retry-step", "restart-in-place")
+        self.rule("retry-step", "restart-workers")
         self.answered("retry-step", lambda: self.job.trouble(1, "cut_connections()"))
-        self.rule("take-over", "restart-in-place")
-        self.answered("take-over", lambda: self.job.chaos.kill(1))
-        self.rule("restart-in-place")
-        self.answered("restart-in-place", lambda: self.job.chaos.kill(1))
-        self.rule("take-over", "restart-in-place")
+        self.rule("replace-ranks", "restart-workers")
+        self.answered("replace-ranks", lambda: self.job.chaos.kill(1))
+        self.rule("restart-workers")
+        self.answered("restart-workers", lambda: self.job.chaos.kill(1))
+        self.rule("replace-ranks", "restart-workers")
         self.job.trouble_next(1, kill_at_start())
-        self.answered("take-over", lambda: self.job.chaos.kill(1))
+        self.answered("replace-ranks", lambda: self.job.chaos.kill(1))
 
     def replaced(self) -> None:
         """Give the place of a node to a spare one, and once to one that loses power while it takes it."""
-        self.rule("replace-node", "restart-in-place")
+        self.rule("replace-node", "restart-workers")
         for _ in range(REPLACED):
             self.answered("replace-node", lambda: self.job.chaos.kill(1))
         self.job.trouble_next(1, power_off_at_start(self.job.nodes))
@@ -126,23 +127,23 @@ class Actions:
 
     def narrow(self) -> None:
         """Go on with a node less, as there is no spare left."""
-        self.rule("shrink")
-        one = self.answered("shrink", lambda: self.job.chaos.kill(1))
-        if one.action == "shrink" and one.downtime_s is not None:
+        self.rule("shrink-restart")
+        one = self.answered("shrink-restart", lambda: self.job.chaos.kill(1))
+        if one.action == "shrink-restart" and one.downtime_s is not None:
             self.times.shrunk.append(one.downtime_s)
 
     def stranded(self) -> None:
         """Wait for capacity, also after a restart that failed."""
         self.rule("wait-for-capacity")
         self.answered("wait-for-capacity", lambda: self.job.chaos.kill(1))
-        self.rule("restart-in-place", "wait-for-capacity")
+        self.rule("restart-workers", "wait-for-capacity")
         self.job.trouble_next(1, kill_at_start())
-        self.answered("restart-in-place", lambda: self.job.chaos.kill(1))
+        self.answered("restart-workers", lambda: self.job.chaos.kill(1))
 
     def asked(self) -> None:
         """Ask a person; once, for a node that one has kept is not asked about again."""
-        self.rule("restart-in-place", "wait-for-capacity", more="recommended_actions: {worker-sigkill: evict}\n")
-        self.answered("ask-a-person", lambda: self.job.chaos.kill(1), then=self.reply)
+        self.rule("restart-workers", "wait-for-capacity", more="recommended_actions: {worker-sigkill: evict}\n")
+        self.answered("request-approval", lambda: self.job.chaos.kill(1), then=self.reply)
 
     def reply(self) -> None:
         """Have a person keep the node that the job asks about."""
@@ -152,7 +153,7 @@ class Actions:
     def over(self) -> None:
         """Leave the job no action but the last."""
         self.rule("retry-step")
-        self.answered("give-up", lambda: self.job.chaos.kill(1))
+        self.answered("fail", lambda: self.job.chaos.kill(1))
         self.job.ends()
 
     # -- what came of it ----------------------------------------------------------------------------------------------
@@ -165,7 +166,7 @@ class Actions:
         job.until(lambda: len(job.incidents()) > known, f"an incident for {action}")
         then()
         job.until(lambda: all(one.closed_at for one in job.incidents()), f"the end of the incident for {action}")
-        if action != "give-up":
+        if action != "fail":
             job.goes_on(1)
         one = job.incidents()[known]
         self.note(action, one, at)
@@ -191,7 +192,7 @@ class Actions:
                 self.times.injected[action].append(sent - injected)
                 continue
             before = decided[place - 1]
-            if before.action == "ask-a-person":  # a person has answered: nothing failed
+            if before.action == "request-approval":  # a person has answered: nothing failed
                 continue
             new = [fault.at for fault in faults if before.at < fault.at <= decision.at]
             heard = [move.at for move in moves if move.event == "faulted" and before.at < move.at <= decision.at]

@@ -1,6 +1,6 @@
 """A training job with random real faults, and which guarantees it keeps.
 
-A DDP job of three ranks on four local nodes with managed groups, a standby, snapshots in memory with replicas, and checkpoints. It is
+A DDP job of three ranks on four local nodes with managed groups, a hot spare, snapshots in memory with replicas, and checkpoints. It is
 compared with the same job undisturbed, to the same last step.
 """
 
@@ -22,13 +22,13 @@ from sqlmodel import select
 from benchmarks.havoc import DISK_BYTES, KINDS, LONGEST, Havoc
 from benchmarks.measuring import spread
 from benchmarks.steered import Steered
-from detectors.groups import TAKE_OVER_FAILED
+from detectors.groups import REPLACE_RANKS_FAILED
 from detectors.progress import OVERRUN
 from holdfast.accounting import losses as accounts
 from holdfast.history import cordons, models, queries
 
 NODES: Final = 4
-PLAN: Final = {"wanted": 3, "ranks": 1, "spare": 1, "standbys": 1}
+PLAN: Final[dict[str, Any]] = {"nnodes": 3, "nproc_per_node": 1, "spare_nodes": 1, "hot_spares": 1}
 TRAINING: Final = ["--pace", "0", "--momentum", "0.9", "--dropout", "0.1"]
 REST: Final = "0.03"
 SAVE_EVERY: Final = 20
@@ -40,7 +40,7 @@ LAST: Final = 40
 """Steps from the last fault to the end of the training: more than any rank may be ahead of the others."""
 LEAST_KINDS: Final = 12
 POLICY: Final = (
-    "budget: {in_place: 100000, recoveries: 100000}\n"  # hundreds of faults an hour are not what budgets are made for
+    "max_restarts_in_place: 100000\nmax_recoveries: 100000\n"  # hundreds of faults an hour are not what budgets are made for
     "frequent: {times: 0}\nflapping: {times: 0}\n"  # nor is a node that loses power every other minute to be kept
 )
 
@@ -65,7 +65,7 @@ class ChaosRun:
         broken.mkdir(parents=True)
         (broken / "policy.yaml").write_text(POLICY)
         own_disk = self.mount(broken / "checkpoints")
-        job = self.start(broken, count=NODES, nodes=PLAN, policy=str(broken / "policy.yaml"), checkpoint={"every": SAVE_EVERY})
+        job = self.start(broken, count=NODES, **PLAN, policy=str(broken / "policy.yaml"), checkpoint={"interval": SAVE_EVERY})
         try:
             havoc = Havoc(job, self.dice, own_disk)
             self.wreak(havoc)
@@ -81,7 +81,7 @@ class ChaosRun:
     def start(self, place: Path, *more: str, rest: str = REST, **fields: Any) -> Steered:  # noqa: ANN401 (fields of a job)
         """Start a job whose end can be compared."""
         args = [*TRAINING, "--rest", rest, "--result", str(place / "result.json"), *more]
-        return Steered(place, self._environment, args=args, **{"limits": {"hang_timeout": "2s"}, **fields})
+        return Steered(place, self._environment, args=args, **{"timeouts": {"hang": "2s"}, **fields})
 
     def mount(self, place: Path) -> bool:
         """Give the checkpoints a small file system of their own; return whether that can be."""
@@ -150,7 +150,7 @@ class ChaosRun:
             "incidents": len(rows),
             "decisions": len(queries.decisions(job.history, job.row.id)),
             "attempts_out_of_time": seen[OVERRUN.id],
-            "attempts_refused": seen[TAKE_OVER_FAILED.id],
+            "attempts_refused": seen[REPLACE_RANKS_FAILED.id],
             "outcomes": dict(Counter(row.outcome for row in rows)),
             "actions": dict(Counter(row.action for row in rows)),
             "generations": len(queries.generations(job.history, job.row.id)),
@@ -165,9 +165,10 @@ class ChaosRun:
             self.place / "calm",
             *["--steps", str(last)],
             rest="0",
-            count=PLAN["wanted"],
-            nodes={"wanted": PLAN["wanted"], "ranks": PLAN["ranks"]},
-            checkpoint={"every": 0, "memory": {"every": 0}},
+            count=PLAN["nnodes"],
+            nnodes=PLAN["nnodes"],
+            nproc_per_node=PLAN["nproc_per_node"],
+            checkpoint={"interval": 0, "memory": {"interval": 0}},
         )
         try:
             if calm.ends(600.0) != 0 or calm.incidents():

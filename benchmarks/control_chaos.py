@@ -77,7 +77,7 @@ class ControlChaos:
 
     def _calm(self, rack: Rack) -> HostsJob:
         """Return a job of the same training that nobody disturbed."""
-        job = HostsJob(self.place / "calm", self.history, rack, checkpoint={"every": 0, "memory": {"every": 0}})
+        job = HostsJob(self.place / "calm", self.history, rack, checkpoint={"interval": 0, "memory": {"interval": 0}})
         self.plane.submit(job.described)
         self._ends(job)
         job.close()

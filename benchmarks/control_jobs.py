@@ -26,7 +26,7 @@ from tests.hosts.host import Host
 from tests.hosts.job import DIRECTORY
 from tests.hosts.rack import Rack
 
-PLAN: Final = {"wanted": 2, "ranks": 1, "spare": 1}
+PLAN: Final = {"nnodes": 2, "nproc_per_node": 1, "spare_nodes": 1}
 NODES: Final = 3
 STEPS: Final = 300
 REST: Final = "0.04"
@@ -39,14 +39,14 @@ class Job:
 
     def __init__(self, place: Path, history: History, cluster: dict[str, Any] | None = None, **fields: Any) -> None:  # noqa: ANN401 (fields of a job)
         place.mkdir(parents=True)
-        self.place, self.name, self.history, self.ranks = place, place.name, history, PLAN["wanted"]
+        self.place, self.name, self.history, self.ranks = place, place.name, history, PLAN["nnodes"]
         cluster = {"name": self.name, **(cluster or {"kind": "local", "nodes": NODES, "directory": str(place / "nodes")})}
         self.nodes = cast("LocalNodes", open_cluster(cluster_of(cluster)))  # agents elsewhere can be asked alike
         self.chaos = Chaos(self.nodes, history, self.name)
         args = [*TRAINING, "--rest", REST, "--result", str(place / "result.json"), "--steps", str(STEPS)]
-        job = {"name": self.name, "script": str(self.script()), "args": args, "directory": str(place)}
-        checkpoint = {"directory": str(place / "checkpoints"), "every": 20}
-        self.described = {"job": {**job, "nodes": PLAN, "checkpoint": checkpoint, **fields}, "cluster": cluster}
+        job = {"name": self.name, "script": str(self.script()), "args": args, "workdir": str(place)}
+        checkpoint = {"directory": str(place / "checkpoints"), "interval": 20}
+        self.described = {"job": {**job, **PLAN, "checkpoint": checkpoint, **fields}, "cluster": cluster}
 
     def script(self) -> Path:
         """Return what the ranks run."""
@@ -100,7 +100,7 @@ class HostsJob(Job):
     def __init__(self, place: Path, history: History, rack: Rack, **fields: Any) -> None:  # noqa: ANN401 (fields of a job)
         self.rack = rack
         super().__init__(place, history, rack.cluster(directory=DIRECTORY), **fields)
-        self.described["job"]["environment"] = {"OMP_NUM_THREADS": "1"}
+        self.described["job"]["env"] = {"OMP_NUM_THREADS": "1"}
 
     def script(self) -> Path:
         """Lay the script where all hosts see it, with what it imports beside Holdfast, and return it."""

@@ -68,7 +68,7 @@ HANG_STEPS: Final = 3.0
 LINES: Final = 200_000
 CPU: Final = 1.0
 ARGUMENTS: Final = ["--width", "128", "--layers", "2", "--pace", "0.1"]
-NODES: Final = {"wanted": 2, "ranks": 1, "spare": 1, "standbys": 0}
+NODES: Final = {"nnodes": 2, "nproc_per_node": 1, "spare_nodes": 1, "hot_spares": 0}
 XIDS: Final = (13, 31, 43, 45, 62, 63, 64, 68, 69, 74, 92, 94, 95, 109, 119, 120, 121, 123, 136, 140, 143, 149)
 """Different ones: an error that a device repeats is told once."""
 KMSG: Final = Path("/dev/kmsg")
@@ -99,7 +99,7 @@ class Bench:
     def job(self, name: str, **how: Any) -> Iterator[Job]:  # noqa: ANN401 (fields of a job)
         """Yield a job that trains."""
         environment = {**self._environment, **how.pop("environment", {})}
-        fields = {"args": ARGUMENTS, "nodes": NODES, **how}
+        fields = {"args": ARGUMENTS, **NODES, **how}
         job = Job(self._folder / name, environment, stock=False, **fields)
         try:
             job.settle()
@@ -177,7 +177,7 @@ class Bench:
             disk.mkdir()
             subprocess.run(["/bin/mount", "-t", "tmpfs", "-o", f"size={TMPFS_BYTES}", "none", str(disk)], check=True)
             try:
-                with self.job(f"disk-full-{number}", checkpoint={"every": 3, "directory": str(disk / "checkpoints")}) as job:
+                with self.job(f"disk-full-{number}", checkpoint={"interval": 3, "directory": str(disk / "checkpoints")}) as job:
                     found.append(told(job, "report of rank", lambda: fill(disk)))  # noqa: B023 (called at once)
             finally:
                 subprocess.run(["/bin/umount", "-l", str(disk)], check=True)

@@ -48,14 +48,15 @@ def fault(place: Path, rank: int, pid: int, how: str) -> float:
 
 
 class Job:
-    """2 nodes of 2 ranks and a spare node with a warm standby; with *stock* groups none, and a checkpoint from time to time.
+    """2 nodes of 2 ranks and a spare node with a hot spare; with *stock* groups none, and a checkpoint from time to time.
 
     *given* replaces fields of the job: another script, other nodes, other places for the state.
     """
 
     def __init__(self, place: Path, environment: dict[str, str], *, stock: bool, **given: Any) -> None:  # noqa: ANN401 (JSON)
-        plan = {"wanted": 2, "ranks": 2, "spare": 1, "standbys": 0 if stock else 1, **given.pop("nodes", {})}
-        nodes = plan["wanted"] + plan["spare"]
+        plan = {"nnodes": 2, "nproc_per_node": 2, "spare_nodes": 1, "hot_spares": 0 if stock else 1}
+        plan |= {name: given.pop(name) for name in plan if name in given}
+        nodes = plan["nnodes"] + plan["spare_nodes"]
         home = place / "home"
         home.mkdir(parents=True)
         self.place, self.stock, self.checkpoints = place, stock, place / "checkpoints"
@@ -64,14 +65,16 @@ class Job:
             "name": "bench",
             "script": str(SCRIPT),
             "args": ["--stock-groups"] if stock else [],
-            "directory": str(place),
-            "nodes": plan,
-            "checkpoint": {"every": SAVE_EVERY if stock else 0, "directory": str(self.checkpoints)},
-            "budget": {"recoveries": 10_000, "in_place": 10_000, "fruitless": 1000},
-            "limits": {"hang_timeout": "2s", **given.pop("limits", {})},
+            "workdir": str(place),
+            **plan,
+            "checkpoint": {"interval": SAVE_EVERY if stock else 0, "directory": str(self.checkpoints)},
+            "max_recoveries": 10_000,
+            "max_restarts_in_place": 10_000,
+            "max_recoveries_without_progress": 1000,
+            "timeouts": {"hang": "2s", **given.pop("timeouts", {})},
             **given,
         }
-        self._ranks, self._waits = plan["wanted"] * plan["ranks"], plan["standbys"] > 0
+        self._ranks, self._waits = plan["nnodes"] * plan["nproc_per_node"], plan["hot_spares"] > 0
         cluster = {"kind": "local", "name": place.name, "nodes": nodes, "directory": str(home / "nodes")}
         (place / "spec.json").write_text(json.dumps({"job": job, "cluster": cluster}))
         environment = environment | {"HOLDFAST_HOME": str(home), "PREFECT_LOGGING_LEVEL": "WARNING"}
@@ -132,9 +135,9 @@ class Job:
         return mark_of(self._nodes.folder(node))
 
     def settle(self) -> None:
-        """Wait until training runs with a parked standby, and some steps have gone by without disturbance."""
-        standby = 1 if self._waits else 0
-        self.until(lambda: self._state() == "RUNNING" and self._chaos.parked() >= standby, "a job that runs, and its standby")
+        """Wait until training runs with a parked hot spare, and some steps have gone by without disturbance."""
+        hot_spare = 1 if self._waits else 0
+        self.until(lambda: self._state() == "RUNNING" and self._chaos.parked() >= hot_spare, "a job that runs, and its hot spare")
         self.run(QUIET)
 
     # -- acting -------------------------------------------------------------------------------------------------------

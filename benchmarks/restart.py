@@ -101,9 +101,10 @@ def holdfast_round(place: Path, environment: dict[str, str]) -> Round:
         "name": "bench",
         "script": str(SCRIPT),
         "args": arguments_of(100_000),
-        "directory": str(place),
-        "nodes": {"wanted": 1, "ranks": RANKS},
-        "checkpoint": {"every": SAVE_EVERY, "directory": str(place / "checkpoints")},
+        "workdir": str(place),
+        "nnodes": 1,
+        "nproc_per_node": RANKS,
+        "checkpoint": {"interval": SAVE_EVERY, "directory": str(place / "checkpoints")},
     }
     cluster = {"kind": "local", "name": "bench", "nodes": 1, "directory": str(home / "nodes")}
     spec = place / "spec.json"

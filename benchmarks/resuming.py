@@ -39,12 +39,12 @@ class Resumes:
         return [told for source in SOURCES for told in self._job(source)]
 
     def _job(self, source: str) -> list[dict[str, Any]]:
-        snapshots: dict[str, Any] = {"every": 0} if source == "disk" else {"policy": "pause", "pause": "10s"}
+        snapshots: dict[str, Any] = {"interval": 0} if source == "disk" else {"when_late": "pause", "max_pause": "10s"}
         place = self._place / source
-        plan = {"every": SAVE_EVERY if source == "disk" else 0, "memory": snapshots, "directory": str(place / "checkpoints")}
-        nodes = {"ranks": 1, "spare": self._faults if source == "replica" else 1, "standbys": 0}
+        plan = {"interval": SAVE_EVERY if source == "disk" else 0, "memory": snapshots, "directory": str(place / "checkpoints")}
+        nodes = {"nproc_per_node": 1, "spare_nodes": self._faults if source == "replica" else 1, "hot_spares": 0}
         args = ["--megabytes", str(self._megabytes), "--sleep", str(SLEEP)]
-        job = Job(place, self._environment, stock=True, script=str(SCRIPT), args=args, nodes=nodes, checkpoint=plan)
+        job = Job(place, self._environment, stock=True, script=str(SCRIPT), args=args, **nodes, checkpoint=plan)
         try:
             return [self._fault(job, source) for _ in range(self._faults)]
         finally:

@@ -39,10 +39,10 @@ class Steered(Watched):
         home = place / "home"
         home.mkdir(parents=True, exist_ok=True)
         self.place, self.checkpoints, self.name = place, place / "checkpoints", place.name
-        self.nodes, self.ranks = LocalNodes(place.name, home / "nodes", count), job["nodes"]["wanted"] * job["nodes"]["ranks"]
+        self.nodes, self.ranks = LocalNodes(place.name, home / "nodes", count), job["nnodes"] * job["nproc_per_node"]
         cluster = {"kind": "local", "name": place.name, "nodes": count, "directory": str(home / "nodes")}
         checkpoint = {"directory": str(self.checkpoints), **job.pop("checkpoint", {})}
-        fields = {"name": self.name, "script": str(SCRIPT), "directory": str(place), "checkpoint": checkpoint, **job}
+        fields = {"name": self.name, "script": str(SCRIPT), "workdir": str(place), "checkpoint": checkpoint, **job}
         (place / "spec.json").write_text(json.dumps({"job": fields, "cluster": cluster}))
         self._environment = environment | {"HOLDFAST_HOME": str(home), "PREFECT_LOGGING_LEVEL": "WARNING", "OMP_NUM_THREADS": "1"}
         self.history = History.open(f"sqlite:///{home / 'history.db'}")
@@ -74,7 +74,7 @@ class Steered(Watched):
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def at_work(self, parked: int = 0) -> bool:
-        """Return whether all ranks train, no incident is open, and so many standbys wait."""
+        """Return whether all ranks train, no incident is open, and so many hot spares wait."""
         if self.state() != "RUNNING" or any(one.closed_at is None for one in self.incidents()) or not self.chaos.complete():
             return False
         return not parked or self.chaos.parked() >= parked

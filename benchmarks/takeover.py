@@ -2,7 +2,7 @@
 
     python -m benchmarks.takeover --json takeover.json [--rounds N] [--only KEY ...]
 
-- ``unplanned``: an MLP of about 10 million parameters under DDP, 2 nodes of 2 ranks, a spare node with a warm standby, under a real flow.
+- ``unplanned``: an MLP of about 10 million parameters under DDP, 2 nodes of 2 ranks, a spare node with a hot spare, under a real flow.
   Each rank in turn is killed, stopped, and made to raise. The clock starts at the fault (the signal, or the ``raise``) and ends with the
   first new step that all ranks have committed. Beside it the same script under torchrun, and under Holdfast's restart action.
 - ``memory``: of the same faults, the highest peak among the survivors over its peak before.
@@ -75,7 +75,7 @@ class Bench:
             for how in FAULTS if self._only & {"unplanned", "memory"} else ("killed",) if "floor" in self._only else ():
                 for rank in range(RANKS):
                     self.taken.append(job.recover(rank, how))
-                    tell("take-over", self.taken[-1])
+                    tell("replace-ranks", self.taken[-1])
                 if "floor" in self._only:
                     self.bare += floor.rounds(3)
                     tell("floor", {"seconds": self.bare[-3:]})
@@ -138,7 +138,7 @@ def unplanned(taken: list[dict[str, Any]], restarted: list[dict[str, Any]], thei
         "roles": max(roles.values()) <= ROLES * min(roles.values()),
         "p99": all(max(one["seconds"] for one in taken if one["fault"] == how) <= P99 * by_fault[how] for how in FAULTS),
         "steps_lost": max(one["steps_lost"] for one in taken) <= 1,
-        "action": all(one["action"] == "take-over" for one in taken),
+        "action": all(one["action"] == "replace-ranks" for one in taken),
     }
     return figure(
         seconds,

@@ -45,8 +45,9 @@ class Widths:
             count=RANKS,
             script=str(RESTING if rest else SCRIPT),
             args=[*([str(rest)] if rest else []), *SMALL, "--steps", "1000000"],
-            nodes={"wanted": RANKS, "least": RANKS - 1, "ranks": 1},
-            checkpoint={"every": 0},
+            nnodes=f"{RANKS - 1}:{RANKS}",
+            nproc_per_node=1,
+            checkpoint={"interval": 0},
         )
         try:
             job.until(lambda: job.chaos.step() > 0 and bool((newest(job).facts or {}).get("copies")), "all ranks at work", seconds=180)
@@ -62,7 +63,7 @@ class Widths:
         at, node = job.chaos.power_off(rank)
         job.until(lambda: len(job.incidents()) > known and job.incidents()[-1].closed_at is not None, "the end of the incident")
         one = job.incidents()[-1]
-        if one.action != "narrow" or one.downtime_s is None:
+        if one.action != "shrink-live" or one.downtime_s is None:
             self.missed.append(f"narrow: {one.action}, because {one.reason}")
         else:
             self.narrowed.append(one.fault_at + one.downtime_s - at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, RecommendedAction, fault_kind
+from detectors.catalogue import Attribution, Fault, RecommendedAction, fault_kind
 from detectors.evidence import CheckpointFailure, Evidence, HangLimits, MemstoreFailure, Sample, WorkerExit
 
 Row = tuple[str, str, RecommendedAction, str]
@@ -23,7 +23,7 @@ def _define(rows: Iterable[Row], *, component: str, source: str, reports: Callab
             component=component,
             source=source,
             recommended_action=recommended_action,
-            blame=Blame.STORAGE,
+            attributed_to=Attribution.STORAGE,
             action=action,
             unhealthy=Sample(reports(name)),
             healthy=_HEALTHY,
@@ -65,22 +65,22 @@ _CHECKPOINT_KINDS: Final[tuple[Row, ...]] = (
         "see the reason; training continues and the next save tries again",
     ),
     (
-        "checkpoint-late",
+        "checkpoint-backlog",
         "A checkpoint is skipped: the previous one is still being written",
         RecommendedAction.MONITOR,
-        "save less often (`checkpoint.every`), or use faster storage; training does not wait for it",
+        "save less often (`checkpoint.interval`), or use faster storage; training does not wait for it",
     ),
     (
-        "replica-behind",
+        "replica-lag",
         "Snapshots are skipped: replicating one takes longer than the snapshot interval",
         RecommendedAction.MONITOR,
-        "give the node an idle core, or raise `checkpoint.memory.bandwidth` or `checkpoint.memory.every`; else lost nodes cost more steps",
+        "give the node an idle core, or raise `checkpoint.memory.bandwidth` or `.interval`; else lost nodes cost more steps",
     ),
     (
         "snapshot-no-memory",
         "A rank has no snapshots in memory: there is no room for them",
         RecommendedAction.MONITOR,
-        "raise `checkpoint.memory.limit` or free memory; training continues, with a new attempt every 100 steps",
+        "raise `checkpoint.memory.max_memory` or free memory; training continues, with a new attempt every 100 steps",
     ),
     (
         "snapshot-spoiled",
@@ -118,13 +118,13 @@ _MEMSTORE_KINDS: Final[tuple[Row, ...]] = (
         "memory-none",
         "A node keeps no snapshots in memory",
         RecommendedAction.RECORD,
-        "give it a memory file system at /dev/shm (in a container: `--shm-size`), or set `checkpoint.memory.every: 0` to do without",
+        "give it a memory file system at /dev/shm (in a container: `--shm-size`), or set `checkpoint.memory.interval: 0` to do without",
     ),
     (
         "memory-limit",
         "A node has no memory left for the replicas of another one",
         RecommendedAction.MONITOR,
-        "raise `checkpoint.memory.limit`, spread the ranks over more nodes, or set `checkpoint.memory.replicas: 0`",
+        "raise `checkpoint.memory.max_memory`, spread the ranks over more nodes, or set `checkpoint.memory.replicas: 0`",
     ),
     (
         "replica-lost",

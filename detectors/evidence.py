@@ -408,16 +408,16 @@ Evidence = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangLimits:
-    """When missing progress is a hang: after *least* seconds and *factor* median steps if proven, else after *timeout* seconds."""
+    """When missing progress is a hang: after *hang_min* seconds and *hang_multiplier* median steps if proven, else after *hang* seconds."""
 
-    first_step: float = 1800.0
-    least: float = 2.0
-    factor: float = 3.0
-    timeout: float = 300.0
+    startup: float = 1800.0
+    hang_min: float = 2.0
+    hang_multiplier: float = 3.0
+    hang: float = 300.0
     section: float = 1800.0
-    stopped_grace: float = 1.0
-    output_silence: float | None = None
-    end_grace: float = 300.0
+    stopped_process: float = 1.0
+    log_silence: float | None = None
+    exit_grace: float = 300.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, RecommendedAction, fault_kind
+from detectors.catalogue import Attribution, Fault, RecommendedAction, fault_kind
 from detectors.evidence import GroupFailure, HangLimits, ReplaceRanksFailure, Sample
 from detectors.exceptions import FINISHED
 
@@ -14,20 +14,20 @@ GROUP_BROKEN: Final = fault_kind(
     component="communication",
     source="worker's report",
     recommended_action=RecommendedAction.RETRY_STEP,
-    blame=Blame.NETWORK,
+    attributed_to=Attribution.NETWORK,
     action="rebuild the groups between live ranks and retry the step; replace lost ranks",
     reference="https://docs.pytorch.org/docs/stable/distributed.html",
     unhealthy=Sample(GroupFailure(node="n0", rank=0, at=0.0, why="Connection closed by peer", group="0", step=7)),
     healthy=FINISHED,
     weight=6,
 )
-TAKE_OVER_FAILED: Final = fault_kind(
-    id="take-over-failed",
+REPLACE_RANKS_FAILED: Final = fault_kind(
+    id="replace-ranks-failed",
     title="A participant of a take-over cannot carry it out",
     component="job",
     source="worker's report, agent's answer",
     recommended_action=RecommendedAction.RESTART,
-    blame=Blame.NONE,
+    attributed_to=Attribution.NONE,
     action="the next action is tried at once",
     unhealthy=Sample(ReplaceRanksFailure(node="n0", rank=0, at=0.0, why="no rank holds a complete copy of the state")),
     healthy=FINISHED,
@@ -44,4 +44,6 @@ def see_group_failure(seen: GroupFailure, _limits: HangLimits) -> Fault:
 def see_replace_ranks_failure(seen: ReplaceRanksFailure, _limits: HangLimits) -> Fault:
     """Report a failed take-over. It blames no node, as the fault that it answers is already diagnosed."""
     who = f"rank {seen.rank} on {seen.node}" if seen.rank is not None else f"the agent of {seen.node}"
-    return Fault(kind=TAKE_OVER_FAILED.id, at=seen.at, quote=f"{who} cannot take part: {seen.why}"[:500], signature=TAKE_OVER_FAILED.id)
+    return Fault(
+        kind=REPLACE_RANKS_FAILED.id, at=seen.at, quote=f"{who} cannot take part: {seen.why}"[:500], signature=REPLACE_RANKS_FAILED.id
+    )

@@ -5,19 +5,19 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, RecommendedAction, fault_kind
+from detectors.catalogue import Attribution, Fault, RecommendedAction, fault_kind
 from detectors.evidence import AgentUnreachable, HangLimits, NodeLeaving, NodePartitioned, Sample, SchedulerNodeState, Unknown
 
 _GONE: Final = "its connection ended"
 
-_define = partial(fault_kind, component="node", recommended_action=RecommendedAction.EVICT, blame=Blame.NODE)
+_define = partial(fault_kind, component="node", recommended_action=RecommendedAction.EVICT, attributed_to=Attribution.NODE)
 AGENT_LOST: Final = _define(
     id="agent-lost",
     title="An agent died, but its node still answers",
     component="agent",
     source="agent connection, second check of the node",
     recommended_action=RecommendedAction.RESTART,
-    blame=Blame.PROCESS,
+    attributed_to=Attribution.PROCESS,
     action="start a new agent on the node and restart the workers, which died with the old one",
     unhealthy=Sample(AgentUnreachable(node="n0", at=0.0, why=_GONE, node_answers=True)),
     healthy=Sample(AgentUnreachable(node="n0", at=0.0, why="", node_answers=True)),
@@ -51,7 +51,7 @@ NODE_LEAVING: Final = _define(
     weight=90,
 )
 NODE_SEVERED: Final = _define(
-    id="node-severed",
+    id="node-partitioned",
     title="A node answers, but other nodes cannot reach it while they reach each other",
     source="test connections between nodes",
     action="replace the node by a spare; check its interface for training traffic, its cable and its firewall rules",
@@ -60,14 +60,14 @@ NODE_SEVERED: Final = _define(
     weight=98,
 )
 NODE_APART: Final = _define(
-    id="node-apart",
+    id="pairwise-partition",
     title="Two nodes answer but cannot reach each other, so they cannot train together",
     source="test connections between nodes",
     action="check the routes, switches and firewalls between the two; the job continues without one of them until they reach each other",
     unhealthy=Sample(NodePartitioned(node="n0", at=0.0, peers=("n1",), why="timed out after 1 s", alone=False)),
     healthy=Sample(NodePartitioned(node="n0", at=0.0, peers=(), why="", alone=False)),
     weight=97,
-    confused_with=("node-severed",),
+    confused_with=("node-partitioned",),
 )
 
 
@@ -112,7 +112,7 @@ NODE_DOWN: Final = fault_kind(
     component="scheduler",
     source="node states in Slurm",
     recommended_action=RecommendedAction.MONITOR,
-    blame=Blame.NODE,
+    attributed_to=Attribution.NODE,
     action="check the node and its slurmd: its part of the allocation is lost, or soon will be",
     reference="https://slurm.schedmd.com/scontrol.html",
     unhealthy=Sample(SchedulerNodeState(node="n0", at=0.0, states=("DOWN", "NOT_RESPONDING"), reason="Not responding")),
@@ -125,7 +125,7 @@ NODE_DRAINED: Final = fault_kind(
     component="scheduler",
     source="node states in Slurm",
     recommended_action=RecommendedAction.RECORD,
-    blame=Blame.NODE,
+    attributed_to=Attribution.NODE,
     action="leave the node when that does not interrupt training",
     reference="https://slurm.schedmd.com/scontrol.html",
     unhealthy=Sample(SchedulerNodeState(node="n0", at=0.0, states=("ALLOCATED", "DRAIN"), reason="fan 3 is loud")),

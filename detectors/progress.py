@@ -9,7 +9,7 @@ from math import isfinite
 from statistics import median
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, fault_kind
+from detectors.catalogue import Attribution, Fault, FaultKind, RecommendedAction, fault_kind
 from detectors.evidence import HangLimits, InterruptedRecovery, Progress, RankProgress, RecoveryTimeout, Sample
 from detectors.hang_analysis import CIRCLE, MISMATCH, STUCK, HangFinding, explain, numbered
 
@@ -38,7 +38,7 @@ def _ranks(age: float, *, section: str | None = None) -> dict[int, RankProgress]
     }
 
 
-_define = partial(fault_kind, component="job", recommended_action=RecommendedAction.RESTART, blame=Blame.PROCESS)
+_define = partial(fault_kind, component="job", recommended_action=RecommendedAction.RESTART, attributed_to=Attribution.PROCESS)
 HANG: Final = _define(
     id="job-hang",
     title="No rank makes progress although all processes are alive",
@@ -70,14 +70,14 @@ SILENT: Final = _define(
     id="job-output-silent",
     title="A script without heartbeats has printed nothing for longer than it may",
     source="worker output",
-    action="restart the workers; raise `limits.output_silence` if it may be quiet for this long",
+    action="restart the workers; raise `timeouts.log_silence` if it may be quiet for this long",
     unhealthy=Sample(
         evidence=Progress(at=0.0, ranks={}, steps_expected=False, output_age=90.0),
-        limits=HangLimits(output_silence=60.0),
+        limits=HangLimits(log_silence=60.0),
     ),
     healthy=Sample(
         evidence=Progress(at=0.0, ranks={}, steps_expected=False, output_age=20.0),
-        limits=HangLimits(output_silence=60.0),
+        limits=HangLimits(log_silence=60.0),
     ),
     weight=35,
 )
@@ -85,7 +85,7 @@ NOT_ENDING: Final = _define(
     id="job-end-stuck",
     title="Some ranks exited with status 0, and the others neither exit nor show any activity",
     source="process exits, heartbeats, worker output",
-    action="make all ranks exit together (a barrier, then `destroy_process_group`); raise `limits.end_grace` if the last need longer",
+    action="make all ranks exit together (a barrier, then `destroy_process_group`); raise `timeouts.exit_grace` if the last need longer",
     unhealthy=Sample(Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=900.0)),
     healthy=Sample(Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=30.0)),
     weight=40,
@@ -96,10 +96,10 @@ OVERRUN: Final = _define(
     source="heartbeats",
     action="the next action is tried at once; raise `deadlines` if the job needs longer to start",
     unhealthy=Sample(
-        evidence=RecoveryTimeout(at=0.0, action="restart-in-place", seconds=121.0, limit=120.0, reached={0: ("n0", 1, "started")})
+        evidence=RecoveryTimeout(at=0.0, action="restart-workers", seconds=121.0, limit=120.0, reached={0: ("n0", 1, "started")})
     ),
     healthy=Sample(
-        evidence=RecoveryTimeout(at=0.0, action="restart-in-place", seconds=20.0, limit=120.0, reached={0: ("n0", 1, "started")})
+        evidence=RecoveryTimeout(at=0.0, action="restart-workers", seconds=20.0, limit=120.0, reached={0: ("n0", 1, "started")})
     ),
     weight=45,
 )
@@ -116,22 +116,22 @@ def hang_limit(step_seconds: tuple[float, ...], limits: HangLimits) -> float:
     """
     recent = [seconds for seconds in step_seconds[-WINDOW:] if isfinite(seconds)]
     if not recent:
-        return limits.first_step
-    return max(limits.least, limits.factor * median(recent), SLOWEST_FACTOR * max(recent))
+        return limits.startup
+    return max(limits.hang_min, limits.hang_multiplier * median(recent), SLOWEST_FACTOR * max(recent))
 
 
 def act_limit(seen: Progress, limits: HangLimits) -> float:
     """Return after how many seconds without progress a job that has made steps is hung, where nothing that its ranks say proves it.
 
-    An evaluation, a save or a compilation that nobody declared takes many times as long as a step: the job is given *timeout* seconds, and
+    An evaluation, a save or a compilation that nobody declared takes many times as long as a step: the job is given *hang* seconds, and
     longer where it has gone on by itself after a long pause before.
     """
-    return max(hang_limit(seen.step_seconds, limits), limits.timeout, PAUSES * seen.longest_pause)
+    return max(hang_limit(seen.step_seconds, limits), limits.hang, PAUSES * seen.longest_pause)
 
 
 def without_grace(limits: HangLimits) -> HangLimits:
     """Return *limits* by which a job is stalled as soon as it makes no progress for longer than its own steps explain."""
-    return replace(limits, timeout=0.0)
+    return replace(limits, hang=0.0)
 
 
 def pause_in(seen: Progress, limits: HangLimits) -> float:
@@ -149,7 +149,7 @@ def describe_pause(seen: Progress, limits: HangLimits) -> str:
     return (
         f"no rank made progress for {quiet:.1f} s (a step takes {usual:.2f} s)"
         + (f": {found.quote}" if found else "")
-        + f". It counts as a hang after {act_limit(seen, limits):.0f} s (`limits.hang_timeout`), or at once when the ranks prove to wait "
+        + f". It counts as a hang after {act_limit(seen, limits):.0f} s (`timeouts.hang`), or at once when the ranks prove to wait "
         "for each other"
     )
 
@@ -165,7 +165,7 @@ def _proves(found: HangFinding | None, seen: Progress, limits: HangLimits) -> bo
     if found is None:
         return False
     if found.kind:
-        return found.seconds >= min(limits.least, hang_limit(seen.step_seconds, limits)) - REACTION
+        return found.seconds >= min(limits.hang_min, hang_limit(seen.step_seconds, limits)) - REACTION
     return found.rank is not None and seen.ranks[found.rank].process in {"T", "t", "Z"}
 
 
@@ -259,19 +259,19 @@ def _see_steps(seen: Progress, limits: HangLimits, quiet: float) -> Fault | None
 def _see_first_step(seen: Progress, limits: HangLimits, quiet: float) -> Fault | None:
     """Measure from the last progress, so that a declared section (a long compile) does not count against the first step."""
     waited = min(quiet, seen.since_start)
-    if waited <= limits.first_step:
+    if waited <= limits.startup:
         return None
-    quote = f"no first step {seen.since_start:.1f} s after the start, no progress for {waited:.1f} s (limit {limits.first_step:.1f} s)"
+    quote = f"no first step {seen.since_start:.1f} s after the start, no progress for {waited:.1f} s (limit {limits.startup:.1f} s)"
     return _hang(NEVER_STEPPED, seen, quote, age=waited)
 
 
 def _see_output(seen: Progress, limits: HangLimits) -> Fault | None:
     """Suspect only a rank with an unusual process state: without steps nothing else distinguishes ranks."""
-    limit, age = limits.output_silence, seen.output_age
+    limit, age = limits.log_silence, seen.output_age
     if limit is None or age is None:
         return None
     if not seen.printed:  # it loads, compiles or downloads: the limit of the startup applies
-        limit = max(limit, limits.first_step)
+        limit = max(limit, limits.startup)
     if age <= limit:
         return None
     odd = {rank: held for rank, held in seen.ranks.items() if _process_rank(held) < _ORDINARY}
@@ -284,14 +284,14 @@ def _see_end(seen: Progress, limits: HangLimits) -> Fault | None:
     signs = [seen.since_end, *([seen.output_age] if seen.output_age is not None else [])]
     if seen.steps_expected:
         signs.append(min(held.age for held in seen.ranks.values()))
-    age, limit = min(signs), max(limits.end_grace, limits.output_silence or 0.0)
+    age, limit = min(signs), max(limits.exit_grace, limits.log_silence or 0.0)
     if age <= limit:
         return None
     left = sorted(seen.ranks)
     odd = {rank: held for rank, held in seen.ranks.items() if _process_rank(held) < _ORDINARY}
     quote = (
         f"{numbered(seen.ended)} exited with status 0, {numbered(left)} did not, without any activity for {age:.1f} s "
-        f"(limit {limit:.1f} s, `limits.end_grace`)"
+        f"(limit {limit:.1f} s, `timeouts.exit_grace`)"
     )
     return _of(NOT_ENDING.id, seen, suspect(odd or seen.ranks) if odd or len(left) == 1 else None, quote, age=age)
 
@@ -318,7 +318,7 @@ CUT_SHORT: Final = _define(
     id="recovery-cut-short",
     title="A controller died in the middle of a recovery, with the ranks stopped",
     source="agents' event logs",
-    blame=Blame.NONE,
+    attributed_to=Attribution.NONE,
     action="restart the workers; the reason for the recovery is in the history if the controller could write it",
     unhealthy=Sample(InterruptedRecovery(at=0.0, state="RUNNING")),
     healthy=Sample(Progress(at=0.0, ranks=_ranks(0.6), step_seconds=_STEADY)),

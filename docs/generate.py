@@ -69,12 +69,12 @@ WORKER_VARIABLES: Final[Mapping[str, str]] = {
     "HOLDFAST_MEMORY_POLICY": "`skip` or `pause`: what to do when a copy does not fit into the idle time.",
     "HOLDFAST_MEMORY_PAUSE": "Seconds that one step may be held up at most, under `pause`.",
     "HOLDFAST_TOKEN": "Secret of the job, by which its workers know each other.",
-    "HOLDFAST_STANDBY": "Number of a standby: a process that warms up and waits for a rank; missing in every other.",
+    "HOLDFAST_HOT_SPARE": "Number of a hot spare: a process that warms up and waits for a rank; missing in every other.",
     "HOLDFAST_ROLES": "Ranks that do the same work on different data, as JSON: one list a role.",
-    "HOLDFAST_WAITING_ROLE": "The role in which a standby waits, by its place among the roles.",
-    "HOLDFAST_RECORDINGS": "Folder of what the first ranks recorded, from which a standby warms up without peers.",
-    "HOLDFAST_WARMED": "Roles in which a standby has warmed up already, as JSON: the runtime's own note.",
-    "HOLDFAST_FRESH": "1 in a process that takes over a lost rank without having been a standby.",
+    "HOLDFAST_WAITING_ROLE": "The role in which a hot spare waits, by its place among the roles.",
+    "HOLDFAST_RECORDINGS": "Folder of what the first ranks recorded, from which a hot spare warms up without peers.",
+    "HOLDFAST_WARMED": "Roles in which a hot spare has warmed up already, as JSON: the runtime's own note.",
+    "HOLDFAST_FRESH": "1 in a process that takes over a lost rank without having been a hot spare.",
 }
 """What the agent sets for each worker, beside the variables of `torchrun`."""
 
@@ -156,7 +156,7 @@ def faults_page() -> str:
         HEAD,
         "# The fault catalogue\n",
         "Every kind of fault that Holdfast can name.",
-        "The recommended action is what a fault asks for, the blame what it is attributed to.",
+        "The recommended action is what a fault asks for; the attribution is the part that probably caused it.",
         "`holdfast faults show KIND` adds an unhealthy and a healthy sample; `holdfast classify LOG` finds the kinds seen in logs.\n",
         table(("Area", "Kinds"), *((area, str(number)) for area, number in by_area().items())),
     ]
@@ -164,12 +164,12 @@ def faults_page() -> str:
         rows = [
             (
                 f"[`{one.id}`]({one.reference.removeprefix('docs/')})",
-                one.title, one.source, f"`{one.recommended_action}`", f"`{one.blame}`", one.action,
+                one.title, one.source, f"`{one.recommended_action}`", f"`{one.attributed_to}`", one.action,
                 ", ".join(f"`{other}`" for other in one.confused_with),
             )
             for one in kinds
         ]  # fmt: skip
-        head = ("Kind", "What it is", "Seen by", "Level", "Blame", "Answer", "Often taken for")
+        head = ("Kind", "What it is", "Seen by", "Recommended action", "Attributed to", "What to do", "Often taken for")
         parts += [f"## {area}: {component}\n", table(head, *rows)]
     return "\n".join(parts)
 
@@ -367,7 +367,7 @@ def protocol_page() -> str:
         HEAD,
         "# The protocol\n",
         "One JSON object a line. The controller gives commands; the agent answers each, and sends events.",
-        "Workers, standbys and the checkpoint writer send messages to the agent of their node.",
+        "Workers, hot spares and the checkpoint writer send messages to the agent of their node.",
         "Fields in brackets may be left out.\n",
         "## Events\n",
         "An event that is not in this table is ignored. One with a wrong field is dropped, and recorded once for each node.",

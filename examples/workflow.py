@@ -62,8 +62,9 @@ def describe_job(name: str, data: Data, capacity: Capacity, nodes: int, steps: i
             "name": name,
             "script": str(HERE / "byte_gpt.py"),
             "args": ["--text", str(data.train), "--steps", str(steps), *SHAPE],
-            "nodes": {"wanted": nodes, "spare": int(len(capacity.free) > nodes)},
-            "checkpoint": {"every": 50},
+            "nnodes": nodes,
+            "spare_nodes": int(len(capacity.free) > nodes),
+            "checkpoint": {"interval": 50},
         }
     )
 

@@ -29,7 +29,7 @@ def node_repair(
     Args:
         cluster: The cluster to repair: local:1 (the worker's machine), the name of a saved cluster, or the path of a cluster file.
         nodes: Nodes to test now, whether they are due or not; empty: those that are due.
-        seconds: Duration of the burn-in of one node; empty: the cluster's `burn_in.seconds`.
+        seconds: Duration of the burn-in of one node; empty: the cluster's `burn_in.duration`.
     """
     return run_or_fail(lambda: _repair(resolve_cluster(cluster), nodes, seconds))
 

@@ -78,7 +78,7 @@ def train(  # noqa: PLR0913, PLR0917 (each is a form field)
 def _train(fields: Mapping[str, Any], cluster: Cluster | str | Mapping[str, Any], advanced: dict[str, Any]) -> FlowState:
     standby = bool(advanced.pop("standby", False))
     job = job_of(fields, advanced)
-    target = resolve_cluster(cluster, nodes=job.nodes.wanted + job.nodes.spare)
+    target = resolve_cluster(cluster, nodes=job.max_nodes + job.spare_nodes)
     if problems := checks(job, target):
         raise BadParameters(tuple(_for_form(problem, job, fields["workdir"]) for problem in as_form_problems(problems)))
     return training_job.fn(job, target, standby=standby)

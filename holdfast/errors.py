@@ -191,7 +191,7 @@ class NotEnoughNodes(OperatorError):
         detail = f" ({self.detail})" if self.detail else ""
         return (
             f"the job needs {self.wanted} node(s), but cluster '{self.cluster}' has {self.free} free{detail}. "
-            "Lower `nodes.wanted` or `nodes.spare`, or add nodes to the cluster; `holdfast nodes` lists them."
+            "Lower `nnodes` or `spare_nodes`, or add nodes to the cluster; `holdfast nodes` lists them."
         )
 
 
@@ -462,7 +462,7 @@ class NoProfile(OperatorError):
     def __str__(self) -> str:
         return (
             f"there is no profile of job '{self.job}' yet: {self.why}. The ranks write it after their first steps, if the script uses "
-            "`holdfast.session` and `checkpoint.memory.every` is not 0. Wait a few seconds, or fix one of these; "
+            "`holdfast.session` and `checkpoint.memory.interval` is not 0. Wait a few seconds, or fix one of these; "
             "this machine must see the checkpoint folder."
         )
 

@@ -53,7 +53,7 @@ def too_few(gpus: Sequence[str], nodes: int, ranks: int, environment: Mapping[st
 
 def advice(gpus: Sequence[str], wanted: int, ranks: int) -> str:
     """Return what to do where the GPUs of the machine do not give *wanted* nodes with *ranks* GPUs each."""
-    cpu = f'a job that needs no GPU sets `environment: {{{VISIBLE}: ""}}`'
+    cpu = f'a job that needs no GPU sets `env: {{{VISIBLE}: ""}}`'
     if len(gpus) >= wanted * ranks:
         return f"Give the cluster as many nodes as the GPUs allow (`cluster: {{kind: local, nodes: {len(gpus) // ranks}}}`); {cpu}"
-    return f"Lower `nodes.ranks`, `nodes.wanted` or `nodes.spare` to {len(gpus)} rank(s) in all; {cpu}"
+    return f"Lower `nproc_per_node`, `nnodes` or `spare_nodes` to {len(gpus)} rank(s) in all; {cpu}"

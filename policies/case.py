@@ -11,29 +11,29 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from detectors.catalogue import CATALOGUE_ACTIONS, Blame, Fault, RecommendedAction, RecommendedActions
+from detectors.catalogue import CATALOGUE_ACTIONS, Attribution, Fault, RecommendedAction, RecommendedActions
 from detectors.diagnosis import Diagnosis
 from detectors.node import NODE_LEAVING
 
-_HARDWARE: Final = frozenset({Blame.GPU, Blame.NODE})
+_HARDWARE: Final = frozenset({Attribution.GPU, Attribution.NODE})
 
 
 class RecoveryAction(StrEnum):
     """What a controller can do about an incident, least disruptive first."""
 
     RETRY_STEP = "retry-step"
-    TAKE_OVER = "take-over"
-    NARROW = "narrow"
-    RESTART_IN_PLACE = "restart-in-place"
-    GO_BACK = "go-back"
+    REPLACE_RANKS = "replace-ranks"
+    SHRINK_LIVE = "shrink-live"
+    RESTART_WORKERS = "restart-workers"
+    ROLLBACK = "rollback"
     REPLACE_NODE = "replace-node"
-    SHRINK = "shrink"
-    ASK_A_PERSON = "ask-a-person"
+    SHRINK_RESTART = "shrink-restart"
+    REQUEST_APPROVAL = "request-approval"
     WAIT_FOR_CAPACITY = "wait-for-capacity"
-    GIVE_UP = "give-up"
+    FAIL = "fail"
 
 
-IN_PROCESS: Final = frozenset({RecoveryAction.RETRY_STEP, RecoveryAction.TAKE_OVER, RecoveryAction.NARROW})
+IN_PROCESS: Final = frozenset({RecoveryAction.RETRY_STEP, RecoveryAction.REPLACE_RANKS, RecoveryAction.SHRINK_LIVE})
 """Actions that keep the live ranks in their processes."""
 
 
@@ -78,13 +78,13 @@ class PastFault:
 class RecoveryBudget:
     """Limits on recoveries."""
 
-    in_place: int = 3
+    max_restarts_in_place: int = 3
     """Restarts of the workers on one node within the window."""
-    window: float = 3600.0
+    recovery_window: float = 3600.0
     """Seconds."""
-    recoveries: int = 20
+    max_recoveries: int = 20
     """Recoveries of the job within the window."""
-    fruitless: int = 3
+    max_recoveries_without_progress: int = 3
     """Consecutive recoveries without a new step."""
 
 
@@ -104,7 +104,7 @@ class Placement:
 
     rank: int
     node: str
-    standby: int | None = None
+    hot_spare: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ class Case:
     """Node to its ranks. After ranks were replaced, nodes may have different numbers of ranks."""
     dead: frozenset[int] = frozenset()
     """Ranks without a running process."""
-    standbys: tuple[HotSpare, ...] = ()
+    hot_spares: tuple[HotSpare, ...] = ()
     """Hot spares that are ready."""
     roles: tuple[tuple[int, ...], ...] = ()
     copies: ModelCopies = ()
@@ -143,7 +143,7 @@ class Case:
     """Recommended actions of faults under the job's policy."""
     earlier: tuple[PastFault, ...] = ()
     """Past faults of the kinds seen now, oldest first, without those of this incident."""
-    common: frozenset[str] = frozenset()
+    correlated: frozenset[str] = frozenset()
     """Kinds seen on so many nodes that none of them is at fault; set by a rule."""
     worn: frozenset[str] = frozenset()
     """Nodes with a recurring fault, which are replaced while there are spares; set by a rule."""
@@ -171,13 +171,13 @@ class Case:
                 yield f"{', '.join(kinds)} needs a GPU reset, which Holdfast does not do: no rank is started on {node} again"
 
     @property
-    def is_common(self) -> bool:
+    def is_correlated(self) -> bool:
         """Return whether the root fault is correlated across nodes, so that no node is at fault."""
-        return self.diagnosis.root.kind in self.common
+        return self.diagnosis.root.kind in self.correlated
 
     def against_nodes(self) -> tuple[Fault, ...]:
         """Return the faults attributed to the node that they were seen on."""
-        against = (fault for fault in self.diagnosis.against_nodes() if fault.node and fault.kind not in self.common)
+        against = (fault for fault in self.diagnosis.against_nodes() if fault.node and fault.kind not in self.correlated)
         return tuple(fault for fault in against if fault.node not in self.kept)
 
     @property
@@ -207,7 +207,7 @@ class Case:
         return [one for one in self.against_nodes() if self._is_reset(one) and (one is self.diagnosis.root or one.rank is not None)]
 
     def _is_reset(self, fault: Fault) -> bool:
-        return self.recommended_actions.of(fault) is RecommendedAction.RESET_GPU and fault.entry.blame in _HARDWARE
+        return self.recommended_actions.of(fault) is RecommendedAction.RESET_GPU and fault.entry.attributed_to in _HARDWARE
 
     @property
     def unfit(self) -> tuple[str, ...]:
@@ -218,7 +218,7 @@ class Case:
     @property
     def bad(self) -> tuple[str, ...]:
         """Members to drop by any action beyond a restart of the workers: the unfit ones, or else the node of the root fault."""
-        own = None if self.is_common else self.diagnosis.root.node
+        own = None if self.is_correlated else self.diagnosis.root.node
         return self.unfit or tuple(node for node in self.members if node == own)
 
     def failed(self, action: RecoveryAction) -> bool:
@@ -227,7 +227,7 @@ class Case:
 
     def recent(self) -> list[PastRecovery]:
         """Return the recoveries within the budget's window."""
-        return [one for one in self.past if self.now - one.at < self.budget.window]
+        return [one for one in self.past if self.now - one.at < self.budget.recovery_window]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

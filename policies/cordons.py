@@ -80,7 +80,7 @@ class Node:
     """Time of the last state change."""
     back: float = 0.0
     """When it last became `healthy`: earlier evidence is out of date."""
-    moves: int = 0
+    transitions: int = 0
     """Number of state changes."""
     number: int = 0
     """The highest number of a cordon or a burn-in."""
@@ -120,7 +120,7 @@ class Node:
 class Rules:
     """Rules of the quarantine: counts, shares and seconds."""
 
-    share: float = 0.25
+    max_unavailable: float = 0.25
     """Share of the cluster's nodes that programs may isolate; at least one node."""
     doubts: int = 3
     """Suspicions within `doubt_window` that quarantine a node; 0: never."""
@@ -147,7 +147,7 @@ class QuarantineLimits:
     @property
     def most(self) -> int:
         """Return the number of nodes that programs may isolate without approval."""
-        return max(1, math.floor(self.rules.share * self.size + 1e-9))
+        return max(1, math.floor(self.rules.max_unavailable * self.size + 1e-9))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +177,7 @@ class CordonChanged:
     """The request was carried out."""
 
     node: Node
-    moves: tuple[NodeTransition, ...] = ()
+    transitions: tuple[NodeTransition, ...] = ()
     """At most one: a further cordon may leave the state as it is."""
     owner: Owner
     reason: str

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from detectors.associations import follows_step, is_secondary
-from detectors.catalogue import Blame, RecommendedAction
+from detectors.catalogue import Attribution, RecommendedAction
 from detectors.correlation import BLAMED
 from detectors.losses import LOST
 from detectors.progress import NOT_ENDING
@@ -46,7 +46,7 @@ class StopForUserError:
         """Apply to a user error."""
         if case.recommended_actions.of(case.diagnosis.root) is not RecommendedAction.USER_ERROR:
             return Pass("no user error")
-        return Decision(action=RecoveryAction.GIVE_UP, reason=case.reason)
+        return Decision(action=RecoveryAction.FAIL, reason=case.reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class StopWithoutProgress:
         """Apply if the newest *fruitless* recoveries made no progress, and a lost node is not the reason."""
         if case.diagnosis.root.kind == NOT_ENDING.id and any(one.kind == NOT_ENDING.id for one in case.past):
             reason = f"{case.reason}; it happened before: all ranks were restarted for it, and another restart would not end them"
-            return Decision(action=RecoveryAction.GIVE_UP, reason=reason)
+            return Decision(action=RecoveryAction.FAIL, reason=reason)
         if case.lost:
             return Pass(f"{', '.join(sorted(case.lost))} is lost, which is not the script's fault")
         streak = list[PastRecovery]()
@@ -68,17 +68,17 @@ class StopWithoutProgress:
             if one.made_progress:
                 break
             streak += [] if one.interrupted else [one]
-        if len(streak) < case.budget.fruitless:
-            return Pass(f"{len(streak)} of {case.budget.fruitless} recoveries in a row without a new step")
+        if len(streak) < case.budget.max_recoveries_without_progress:
+            return Pass(f"{len(streak)} of {case.budget.max_recoveries_without_progress} recoveries in a row without a new step")
         summary = f"{len(streak)} recoveries in a row brought no new step"
-        return self._replace(case, streak, summary) or Decision(action=RecoveryAction.GIVE_UP, reason=f"{summary}; last: {case.reason}")
+        return self._replace(case, streak, summary) or Decision(action=RecoveryAction.FAIL, reason=f"{summary}; last: {case.reason}")
 
     def _replace(self, case: Case, streak: list[PastRecovery], summary: str) -> Decision | None:
         """Replace the nodes of the fault by spares, once: a faulty node may look like a faulty script."""
         root, bad, add = case.diagnosis.root, case.bad, case.spares[: len(case.bad)]
         tried = RecoveryAction.REPLACE_NODE in case.tried or any(one.action is RecoveryAction.REPLACE_NODE for one in streak)
-        spent = len(case.recent()) >= case.budget.recoveries
-        if not self.replace or tried or spent or not bad or len(add) < len(bad) or root.entry.blame is Blame.USER_CODE:
+        spent = len(case.recent()) >= case.budget.max_recoveries
+        if not self.replace or tried or spent or not bad or len(add) < len(bad) or root.entry.attributed_to is Attribution.USER_CODE:
             return None
         reason = f"{case.reason}; {summary}: before the job fails, {', '.join(add)} replaces {', '.join(bad)}"
         return Decision(action=RecoveryAction.REPLACE_NODE, reason=reason, drop=bad, add=add)
@@ -90,12 +90,12 @@ class StopWhenSpent:
 
     def __call__(self, case: Case) -> Decision | Pass:
         """Apply if the window contains as many recoveries as the budget allows."""
-        used, most = len(case.recent()), case.budget.recoveries
+        used, most = len(case.recent()), case.budget.max_recoveries
         if used < most:
             return Pass(f"{used} of {most} recoveries used")
         return Decision(
-            action=RecoveryAction.GIVE_UP,
-            reason=f"{used} recoveries within {case.budget.window:.0f} s are the maximum; last: {case.reason}",
+            action=RecoveryAction.FAIL,
+            reason=f"{used} recoveries within {case.budget.recovery_window:.0f} s are the maximum; last: {case.reason}",
         )
 
 
@@ -111,27 +111,31 @@ class RestartWorkers:
         root = case.diagnosis.root
         if case.unfit:
             return Pass(f"{', '.join(case.unfit)} cannot hold ranks")
-        if RecoveryAction.RESTART_IN_PLACE in case.tried:
+        if RecoveryAction.RESTART_WORKERS in case.tried:
             return Pass("tried already in this incident")
         if (
             root.kind == BLAMED.id
             and case.past
-            and case.past[-1].action is RecoveryAction.RESTART_IN_PLACE
+            and case.past[-1].action is RecoveryAction.RESTART_WORKERS
             and not case.past[-1].made_progress
         ):
-            return Pass(f"a restart did not reconnect {root.subject} to its peers: it is partitioned from them")
-        counted = [one for one in case.recent() if one.action is RecoveryAction.RESTART_IN_PLACE and one.kind not in case.common]
+            return Pass(f"a restart did not reconnect {root.target} to its peers: it is partitioned from them")
+        counted = [one for one in case.recent() if one.action is RecoveryAction.RESTART_WORKERS and one.kind not in case.correlated]
         used = sum(one.node == root.node for one in counted)
-        if used >= case.budget.in_place:
-            return Pass(f"{used} restarts of {root.node or 'the job'} within {case.budget.window:.0f} s are the maximum")
+        if used >= case.budget.max_restarts_in_place:
+            return Pass(f"{used} restarts of {root.node or 'the job'} within {case.budget.recovery_window:.0f} s are the maximum")
         same = sum(one.node == root.node and one.kind == root.kind for one in counted)
-        if root.entry.blame is Blame.GPU and same >= self.gpu and (bool(case.spares) or len(case.members) - 1 >= max(1, case.least)):
+        if (
+            root.entry.attributed_to is Attribution.GPU
+            and same >= self.gpu
+            and (bool(case.spares) or len(case.members) - 1 >= max(1, case.least))
+        ):
             return Pass(f"{same} restart(s) of {root.node} did not cure {root.kind}, and other nodes can take its ranks")
         rotate = follows_step(root.kind) and len(case.members) > 1
-        reason = f"{case.reason}; restart {used + 1} of {case.budget.in_place} within {case.budget.window:.0f} s"
+        reason = f"{case.reason}; restart {used + 1} of {case.budget.max_restarts_in_place} within {case.budget.recovery_window:.0f} s"
         if rotate:
             reason += ", with the ranks on other nodes to see whether the failure follows the step"
-        return Decision(action=RecoveryAction.RESTART_IN_PLACE, reason=reason, rotate=rotate)
+        return Decision(action=RecoveryAction.RESTART_WORKERS, reason=reason, rotate=rotate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,13 +144,13 @@ class RestartAgain:
 
     def __call__(self, case: Case) -> Decision | Pass:
         """Apply if a restart brought no step in time, all nodes can hold ranks, and no other action is left."""
-        if RecoveryAction.RESTART_IN_PLACE not in case.tried:
+        if RecoveryAction.RESTART_WORKERS not in case.tried:
             return Pass("no restart has failed in this incident")
         if case.unfit:
             return Pass(f"{', '.join(case.unfit)} cannot hold ranks")
         reason = f"{case.reason}; no other action is left, and all {len(case.members)} node(s) can hold ranks, so they restart again"
         rotate = len(case.members) > 1
-        return Decision(action=RecoveryAction.RESTART_IN_PLACE, reason=reason + (", each on another node" if rotate else ""), rotate=rotate)
+        return Decision(action=RecoveryAction.RESTART_WORKERS, reason=reason + (", each on another node" if rotate else ""), rotate=rotate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,12 +185,12 @@ class ShrinkRestart:
         left = len(case.members) - len(bad) + len(add)
         if not bad:
             return Pass("no node is at fault")
-        if case.failed(RecoveryAction.SHRINK):
+        if case.failed(RecoveryAction.SHRINK_RESTART):
             return Pass("tried already in this incident")
         if left < max(1, case.least):
             return Pass(f"{left} node(s) left, the job needs {case.least}")
         reason = f"{case.reason}; continue without {', '.join(bad)} on {left} node(s), at least {case.least} are needed"
-        return Decision(action=RecoveryAction.SHRINK, reason=reason, drop=bad, add=add)
+        return Decision(action=RecoveryAction.SHRINK_RESTART, reason=reason, drop=bad, add=add)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,14 +214,14 @@ class WaitForCapacity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GoBack:
+class RollBack:
     """Restore a state from before the loss diverged, a few times; then fail the job, as neither chance nor one batch is the cause."""
 
-    same_data: int = 1
+    retries_with_same_data: int = 1
     """Restores with the same data: a single wrong computation does not happen again."""
-    without_batch: int = 1
+    retries_without_batches: int = 1
     """Further restores without the suspect batches."""
-    near: int = 100
+    max_step_gap: int = 100
     """Steps between two diverged losses that still count as the same problem."""
 
     def __call__(self, case: Case) -> Decision | Pass:
@@ -230,24 +234,26 @@ class GoBack:
         step = root.step
         before = max(1, step - 1)  # the state after this step may be corrupt already
         count = sum(self._is_same(one, step) for one in case.past)
-        if count >= self.same_data + self.without_batch:
-            reason = f"{case.reason}; it happened again after {count} restore(s), {self.without_batch} of them without its batches"
-            return Decision(action=RecoveryAction.GIVE_UP, reason=reason)
-        if count < self.same_data:
+        if count >= self.retries_with_same_data + self.retries_without_batches:
+            reason = (
+                f"{case.reason}; it happened again after {count} restore(s), {self.retries_without_batches} of them without its batches"
+            )
+            return Decision(action=RecoveryAction.FAIL, reason=reason)
+        if count < self.retries_with_same_data:
             reason = f"{case.reason}; restore a state from before step {before}, with the same data"
-            return Decision(action=RecoveryAction.GO_BACK, reason=reason, before=before)
+            return Decision(action=RecoveryAction.ROLLBACK, reason=reason, before=before)
         skip = tuple(range(max(1, step - SUSPECT_BATCHES + 1), step + 1))
         batches = " and ".join(map(str, skip))
-        again = "it happened again with the same data" if self.same_data else "the data may be the cause"
+        again = "it happened again with the same data" if self.retries_with_same_data else "the data may be the cause"
         reason = f"{case.reason}; {again}: restore a state from before step {before}, without the batches of {batches}"
-        return Decision(action=RecoveryAction.GO_BACK, reason=reason, before=before, skip=skip)
+        return Decision(action=RecoveryAction.ROLLBACK, reason=reason, before=before, skip=skip)
 
     def _is_same(self, one: PastRecovery, step: int) -> bool:
-        return one.action is RecoveryAction.GO_BACK and one.step is not None and abs(one.step - step) <= self.near
+        return one.action is RecoveryAction.ROLLBACK and one.step is not None and abs(one.step - step) <= self.max_step_gap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskAPerson:
+class RequestApproval:
     """Request approval before nodes that still work are isolated and too few are left for the job."""
 
     def __call__(self, case: Case) -> Decision | Pass:
@@ -267,7 +273,7 @@ class AskAPerson:
         reason = (
             f"{case.reason}; without {', '.join(asked)} {left} node(s) are left and the job needs {case.least}, so approval is requested"
         )
-        return Decision(action=RecoveryAction.ASK_A_PERSON, reason=reason, drop=asked, need=case.least)
+        return Decision(action=RecoveryAction.REQUEST_APPROVAL, reason=reason, drop=asked, need=case.least)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +283,7 @@ class FailTheJob:
     def __call__(self, case: Case) -> Decision | Pass:
         """Fail the job."""
         tried = f" (tried: {', '.join(case.tried)})" if case.tried else ""
-        return Decision(action=RecoveryAction.GIVE_UP, reason=f"{case.reason}; no recovery action is left{tried}")
+        return Decision(action=RecoveryAction.FAIL, reason=f"{case.reason}; no recovery action is left{tried}")
 
 
 Rules = tuple[Rule, ...]
@@ -289,29 +295,29 @@ ORDERS: Final[dict[str, tuple[RecoveryAction, ...]]] = {
     # Waits for its full number of nodes rather than train on fewer.
     "patient": (
         RecoveryAction.RETRY_STEP,
-        RecoveryAction.TAKE_OVER,
-        RecoveryAction.RESTART_IN_PLACE,
+        RecoveryAction.REPLACE_RANKS,
+        RecoveryAction.RESTART_WORKERS,
         RecoveryAction.REPLACE_NODE,
         RecoveryAction.WAIT_FOR_CAPACITY,
-        RecoveryAction.SHRINK,
+        RecoveryAction.SHRINK_RESTART,
     ),
     "balanced": (
         RecoveryAction.RETRY_STEP,
-        RecoveryAction.TAKE_OVER,
-        RecoveryAction.NARROW,
-        RecoveryAction.RESTART_IN_PLACE,
+        RecoveryAction.REPLACE_RANKS,
+        RecoveryAction.SHRINK_LIVE,
+        RecoveryAction.RESTART_WORKERS,
         RecoveryAction.REPLACE_NODE,
-        RecoveryAction.SHRINK,
+        RecoveryAction.SHRINK_RESTART,
         RecoveryAction.WAIT_FOR_CAPACITY,
     ),
     # Replaces a node at its first fault while there are spares.
     "aggressive": (
         RecoveryAction.RETRY_STEP,
-        RecoveryAction.TAKE_OVER,
-        RecoveryAction.NARROW,
+        RecoveryAction.REPLACE_RANKS,
+        RecoveryAction.SHRINK_LIVE,
         RecoveryAction.REPLACE_NODE,
-        RecoveryAction.RESTART_IN_PLACE,
-        RecoveryAction.SHRINK,
+        RecoveryAction.RESTART_WORKERS,
+        RecoveryAction.SHRINK_RESTART,
         RecoveryAction.WAIT_FOR_CAPACITY,
     ),
 }
@@ -324,7 +330,7 @@ NOTING: Final[dict[str, Noting]] = {
 }
 
 
-def rules_of(order: tuple[RecoveryAction, ...], noting: Noting, bad_loss: GoBack = GoBack()) -> Rules:
+def rules_of(order: tuple[RecoveryAction, ...], noting: Noting, diverged_loss: RollBack = RollBack()) -> Rules:
     """Return the rules for the actions in *order*.
 
     If replacing a node comes before restarting, it applies only to faults that are surely the node's own; a secondary failure gets a
@@ -332,25 +338,26 @@ def rules_of(order: tuple[RecoveryAction, ...], noting: Noting, bad_loss: GoBack
     before nodes that still work are removed for a wait, or for good.
     """
     fruitless = StopWithoutProgress(replace=RecoveryAction.REPLACE_NODE in order)
-    rules: list[Rule] = [StopForUserError(), fruitless, StopWhenSpent(), *noting, bad_loss]
-    early = (
-        RecoveryAction.RESTART_IN_PLACE in order and RecoveryAction.REPLACE_NODE in order[: order.index(RecoveryAction.RESTART_IN_PLACE)]
+    rules: list[Rule] = [StopForUserError(), fruitless, StopWhenSpent(), *noting, diverged_loss]
+    early = RecoveryAction.RESTART_WORKERS in order and RecoveryAction.REPLACE_NODE in order[: order.index(RecoveryAction.RESTART_WORKERS)]
+    full = (
+        RecoveryAction.SHRINK_RESTART not in order
+        or RecoveryAction.WAIT_FOR_CAPACITY in order[: order.index(RecoveryAction.SHRINK_RESTART)]
     )
-    full = RecoveryAction.SHRINK not in order or RecoveryAction.WAIT_FOR_CAPACITY in order[: order.index(RecoveryAction.SHRINK)]
     rule_of: dict[RecoveryAction, Rule] = {
         RecoveryAction.RETRY_STEP: RetryStep(),
-        RecoveryAction.TAKE_OVER: ReplaceRanks(),
-        RecoveryAction.NARROW: ShrinkLive(),
-        RecoveryAction.RESTART_IN_PLACE: RestartWorkers(),
+        RecoveryAction.REPLACE_RANKS: ReplaceRanks(),
+        RecoveryAction.SHRINK_LIVE: ShrinkLive(),
+        RecoveryAction.RESTART_WORKERS: RestartWorkers(),
         RecoveryAction.REPLACE_NODE: ReplaceNode(on_secondary=not early),
-        RecoveryAction.SHRINK: ShrinkRestart(),
+        RecoveryAction.SHRINK_RESTART: ShrinkRestart(),
         RecoveryAction.WAIT_FOR_CAPACITY: WaitForCapacity(full=full),
     }
     for action in order:
-        rules += [rule_of[action], ReplaceNode()] if early and action is RecoveryAction.RESTART_IN_PLACE else [rule_of[action]]
+        rules += [rule_of[action], ReplaceNode()] if early and action is RecoveryAction.RESTART_WORKERS else [rule_of[action]]
     before_waiting = (index for index, rule in enumerate(rules) if isinstance(rule, WaitForCapacity))
-    rules.insert(next(before_waiting, len(rules)), AskAPerson())
-    again = (RestartAgain(),) if RecoveryAction.RESTART_IN_PLACE in order else ()
+    rules.insert(next(before_waiting, len(rules)), RequestApproval())
+    again = (RestartAgain(),) if RecoveryAction.RESTART_WORKERS in order else ()
     return (*rules, *again, FailTheJob())
 
 

@@ -12,12 +12,12 @@ from detectors.associations import belongs, follows_step, is_secondary
 from detectors.catalogue import NO_ACTION_NEEDED, Fault, RecommendedAction
 from detectors.causes import explained
 from detectors.correlation import BLAMED
-from detectors.groups import GROUP_BROKEN, TAKE_OVER_FAILED
+from detectors.groups import GROUP_BROKEN, REPLACE_RANKS_FAILED
 from detectors.node import AGENT_LOST
 from detectors.process import STOPPED
 from policies.case import IN_PROCESS, Case, Decision, HotSpare, ModelCopies, Pass, Placement, RecoveryAction
 
-EXTERNAL: Final = frozenset({GROUP_BROKEN.id, TAKE_OVER_FAILED.id, STOPPED.id})
+EXTERNAL: Final = frozenset({GROUP_BROKEN.id, REPLACE_RANKS_FAILED.id, STOPPED.id})
 """Kinds that are reported about a process and are not its own fault."""
 SEVERITY: Final = tuple(RecommendedAction)
 """Recommended actions, the least severe first."""
@@ -78,7 +78,7 @@ class ReplaceRanks:
                 "the faults do not name a rank that is unhealthy": not unhealthy and case.diagnosis.root.kind != GROUP_BROKEN.id,
                 "no rank with a usable state is left": len(unhealthy) >= ranks,
                 "the last replacement brought no new step before this failure: it may follow the step": may_follow_step(
-                    case, RecoveryAction.TAKE_OVER
+                    case, RecoveryAction.REPLACE_RANKS
                 ),
             }
         )
@@ -91,7 +91,7 @@ class ReplaceRanks:
         stay = "the other one stays in its process" if others == 1 else f"the other {others} stay in their processes"
         moves = "; ".join(map(_continues, found)) or "no rank is lost: the groups are rebuilt"
         drop = tuple(node for node in case.ranks if node in case.leaving)
-        return Decision(action=RecoveryAction.TAKE_OVER, reason=f"{case.reason}; {moves}, {stay}", drop=drop, seats=found)
+        return Decision(action=RecoveryAction.REPLACE_RANKS, reason=f"{case.reason}; {moves}, {stay}", drop=drop, seats=found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +111,10 @@ class ShrinkLive:
                 "the script does not split each step's batch (`session.shares`): fewer ranks would see fewer samples": not case.copies,
                 f"{case.replacement_attempts} recoveries in live processes were tried in this incident": case.replacement_attempts
                 >= self.most,
-                "tried already in this incident": case.failed(RecoveryAction.NARROW),
+                "tried already in this incident": case.failed(RecoveryAction.SHRINK_LIVE),
                 "the faults do not name a rank that is unhealthy": not unhealthy,
                 "the last one brought no new step before this failure: it may follow the step": may_follow_step(
-                    case, RecoveryAction.NARROW
+                    case, RecoveryAction.SHRINK_LIVE
                 ),
             }
         )
@@ -139,7 +139,7 @@ class ShrinkLive:
             f"continue with {len(copies)} of {len(case.copies)} copies of the model, which split the same samples in each step",
         ]
         return Decision(
-            action=RecoveryAction.NARROW,
+            action=RecoveryAction.SHRINK_LIVE,
             reason="; ".join(texts),
             drop=tuple(node for node in case.ranks if node in case.leaving),
             seats=seats,
@@ -152,7 +152,7 @@ def unhealthy_ranks(case: Case) -> frozenset[int]:
     spared = NO_ACTION_NEEDED if RecoveryAction.RETRY_STEP in case.tried else NO_ACTION_NEEDED | {RecommendedAction.RETRY_STEP}
     root = case.diagnosis.root
     faults = [fault for fault in (root, *case.diagnosis.secondary_failures) if case.recommended_actions.of(fault) not in spared]
-    reported_by_others = {GROUP_BROKEN.id, TAKE_OVER_FAILED.id} | ({BLAMED.id} - {root.kind})
+    reported_by_others = {GROUP_BROKEN.id, REPLACE_RANKS_FAILED.id} | ({BLAMED.id} - {root.kind})
     named = {
         fault.rank
         for fault in faults
@@ -197,7 +197,7 @@ def find_places(case: Case, unhealthy: frozenset[int]) -> tuple[tuple[Placement,
     choose first, as they cannot stay on their node.
     """
     removed, home = case.leaving, {rank: node for node, ranks in case.ranks.items() for rank in ranks}
-    ready = [one for one in case.standbys if one.node not in removed]
+    ready = [one for one in case.hot_spares if one.node not in removed]
     spares = [node for node in case.spares if node not in removed]
     width = max((len(ranks) for ranks in case.ranks.values()), default=1)
     found, unplaced = list[Placement](), set[int]()
@@ -206,7 +206,7 @@ def find_places(case: Case, unhealthy: frozenset[int]) -> tuple[tuple[Placement,
         best = min(ready, key=lambda one: _mismatch(case, rank, home[rank], one), default=None)
         if best is not None:
             ready.remove(best)
-            found.append(Placement(rank=rank, node=best.node, standby=best.id))
+            found.append(Placement(rank=rank, node=best.node, hot_spare=best.id))
             continue
         free = (node for node in spares if load[node] < width)
         node = home[rank] if home[rank] not in removed else min(free, key=load.__getitem__, default=None)
@@ -261,7 +261,7 @@ def _first_true(reasons: Mapping[str, bool]) -> str:
 
 
 def _continues(seat: Placement) -> str:
-    where = f"hot spare {seat.standby} on {seat.node}" if seat.standby is not None else f"a new process on {seat.node}"
+    where = f"hot spare {seat.hot_spare} on {seat.node}" if seat.hot_spare is not None else f"a new process on {seat.node}"
     return f"rank {seat.rank} continues in {where}"
 
 

@@ -12,28 +12,28 @@ class MaintenanceWindow:
     """A maintenance window of the cluster."""
 
     nodes: frozenset[str]
-    begins: datetime
+    start: datetime
     """Start of the first one; without a time zone in local time, so that a nightly window stays at its hour when clocks change."""
-    lasts: timedelta
-    every: timedelta | None = None
+    duration: timedelta
+    interval: timedelta | None = None
     """Interval between two starts; None: once."""
-    ahead: timedelta = timedelta(minutes=30)
+    lead_time: timedelta = timedelta(minutes=30)
     """Lead time: from then on its nodes get no new job, and ranks on them migrate."""
     reason: str = "maintenance"
 
     def around(self, now: float) -> tuple[float, float] | None:
         """Return start and end (Unix time) of the window at *now*, else of the next one; None if all are over."""
-        if self.every is None:
+        if self.interval is None:
             return self._number(0) if now < self._number(0)[1] else None
-        passed = max(0.0, now - self.begins.timestamp())
-        number = max(0, int(passed / self.every.total_seconds()) - 1)  # a clock change may shift it by one
+        passed = max(0.0, now - self.start.timestamp())
+        number = max(0, int(passed / self.interval.total_seconds()) - 1)  # a clock change may shift it by one
         while now >= self._number(number)[1]:
             number += 1
         return self._number(number)
 
     def _number(self, number: int) -> tuple[float, float]:
-        begins = self.begins + number * (self.every or timedelta(0))
-        end = begins.timestamp() + self.lasts.total_seconds()
+        begins = self.start + number * (self.interval or timedelta(0))
+        end = begins.timestamp() + self.duration.total_seconds()
         return begins.timestamp(), end
 
 
@@ -41,7 +41,7 @@ class MaintenanceWindow:
 class PlannedOutage:
     """A maintenance window that affects a node now or soon."""
 
-    begins: float
+    start: float
     """Unix time."""
     ends: float
     reason: str
@@ -50,7 +50,7 @@ class PlannedOutage:
 def window_before(windows: Iterable[MaintenanceWindow], node: str, now: float, until: float) -> PlannedOutage | None:
     """Return the window of *node* at *now*, or the first one that starts before *until*."""
     found = planned_outage(windows, node, now, ahead=until - now)
-    return found if found is not None and found.begins < until else None
+    return found if found is not None and found.start < until else None
 
 
 def planned_outage(
@@ -62,6 +62,6 @@ def planned_outage(
         if node not in window.nodes or (time := window.around(now)) is None:
             continue
         begins, ends = time
-        if not soon or now >= begins - max(ahead, window.ahead.total_seconds()):
-            found.append(PlannedOutage(begins=begins, ends=ends, reason=window.reason))
-    return min(found, key=lambda one: one.begins, default=None)
+        if not soon or now >= begins - max(ahead, window.lead_time.total_seconds()):
+            found.append(PlannedOutage(start=begins, ends=ends, reason=window.reason))
+    return min(found, key=lambda one: one.start, default=None)

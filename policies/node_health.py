@@ -171,8 +171,8 @@ def health_change(before: HealthAssessment | None, after: HealthAssessment) -> H
     return HealthChange(node=after.node, before=known, after=after.status, new=came, over=over, reason=reason)
 
 
-def _parts(verdict: HealthAssessment | None) -> dict[str, HealthFinding]:
-    return {one.part: one for one in verdict.findings} if verdict is not None else {}
+def _parts(assessment: HealthAssessment | None) -> dict[str, HealthFinding]:
+    return {one.part: one for one in assessment.findings} if assessment is not None else {}
 
 
 def _assessment(

@@ -1,4 +1,4 @@
-"""A recovery policy as a value: actions in order, rules about past faults, recommended actions, budget and deadlines."""
+"""A recovery policy as a value: actions in order, rules about past faults, recommended actions, budget and timeouts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from detectors.catalogue import RecommendedAction, RecommendedActions
 from policies.case import Case, RecoveryAction, RecoveryBudget
-from policies.escalation import NOTING, ORDERS, Answer, GoBack, Noting, Rules, decide, rules_of
+from policies.escalation import NOTING, ORDERS, Answer, Noting, RollBack, Rules, decide, rules_of
 from policies.slowness import MigrateStraggler
 
 BASE: Final = "balanced"
@@ -21,12 +21,12 @@ class PolicyTimeouts:
     """Seconds that each action may take, from its commands to the first new step."""
 
     retry_step: float = 20.0
-    take_over: float = 20.0
-    narrow: float = 20.0
-    restart_in_place: float = 120.0
+    replace_ranks: float = 20.0
+    shrink_live: float = 20.0
+    restart_workers: float = 120.0
     """Also for restoring an earlier state."""
     replace_node: float = 180.0
-    shrink: float = 180.0
+    shrink_restart: float = 180.0
     wait_for_capacity: float = 86_400.0
     """For enough nodes; after that the job has `replace_node` seconds."""
 
@@ -34,12 +34,12 @@ class PolicyTimeouts:
         """Return the seconds that *action* may take once its nodes are there; raise KeyError for failing the job."""
         return {
             RecoveryAction.RETRY_STEP: self.retry_step,
-            RecoveryAction.TAKE_OVER: self.take_over,
-            RecoveryAction.NARROW: self.narrow,
-            RecoveryAction.RESTART_IN_PLACE: self.restart_in_place,
-            RecoveryAction.GO_BACK: self.restart_in_place,
+            RecoveryAction.REPLACE_RANKS: self.replace_ranks,
+            RecoveryAction.SHRINK_LIVE: self.shrink_live,
+            RecoveryAction.RESTART_WORKERS: self.restart_workers,
+            RecoveryAction.ROLLBACK: self.restart_workers,
             RecoveryAction.REPLACE_NODE: self.replace_node,
-            RecoveryAction.SHRINK: self.shrink,
+            RecoveryAction.SHRINK_RESTART: self.shrink_restart,
             RecoveryAction.WAIT_FOR_CAPACITY: self.replace_node,
         }[action]
 
@@ -54,18 +54,18 @@ class Policy:
     """The named policy that provides the defaults."""
     order: tuple[RecoveryAction, ...] = ORDERS[BASE]
     noting: Noting = NOTING[BASE]
-    bad_loss: GoBack = field(default_factory=GoBack)
+    diverged_loss: RollBack = field(default_factory=RollBack)
     recommended_actions: Mapping[str, RecommendedAction] = field(default_factory=lambda: MappingProxyType({}))
     """Fault kind to the recommended action that overrides the catalogue's."""
     budget: RecoveryBudget = field(default_factory=RecoveryBudget)
-    deadlines: PolicyTimeouts = field(default_factory=PolicyTimeouts)
-    slowness: MigrateStraggler = field(default_factory=MigrateStraggler)
+    timeouts: PolicyTimeouts = field(default_factory=PolicyTimeouts)
+    stragglers: MigrateStraggler = field(default_factory=MigrateStraggler)
     """The rule for stragglers."""
 
     @property
     def rules(self) -> Rules:
         """Return the rules in order."""
-        return rules_of(self.order, self.noting, self.bad_loss)
+        return rules_of(self.order, self.noting, self.diverged_loss)
 
     @property
     def asks(self) -> RecommendedActions:
@@ -82,11 +82,11 @@ class Policy:
 
 
 SLOWNESS: Final[Mapping[str, MigrateStraggler]] = {
-    "patient": MigrateStraggler(factor=10.0, least=600.0, most=2),
+    "patient": MigrateStraggler(min_cost_ratio=10.0, min_saving=600.0, max_migrations=2),
     "balanced": MigrateStraggler(),
-    "aggressive": MigrateStraggler(factor=1.5, least=10.0, most=8),
+    "aggressive": MigrateStraggler(min_cost_ratio=1.5, min_saving=10.0, max_migrations=8),
 }
 NAMED: Final[Mapping[str, Policy]] = {
-    name: Policy(name=name, based_on=name, order=ORDERS[name], noting=NOTING[name], slowness=SLOWNESS[name]) for name in ORDERS
+    name: Policy(name=name, based_on=name, order=ORDERS[name], noting=NOTING[name], stragglers=SLOWNESS[name]) for name in ORDERS
 }
 """Policies that a job can name."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from detectors.associations import belongs, is_secondary
-from detectors.catalogue import Blame, Fault, RecommendedAction
+from detectors.catalogue import Attribution, Fault, RecommendedAction
 from policies.case import Case, Noted, Pass, PastFault
 
 OFF: Final = "switched off"
-PARTS: Final = frozenset({Blame.GPU, Blame.NODE, Blame.NETWORK, Blame.STORAGE})
+PARTS: Final = frozenset({Attribution.GPU, Attribution.NODE, Attribution.NETWORK, Attribution.STORAGE})
 """Attributions to a node's own parts, or to what it is connected to."""
 
 
@@ -23,16 +23,16 @@ class ExcuseWhenCorrelated:
     of any kind within ten minutes once in two years, while a broken script makes all of them fail the same way.
     """
 
-    nodes: int = 3
+    min_nodes: int = 3
     """Number of nodes with the fault that makes it correlated; 0: never."""
-    share: float = 0.0
+    min_share: float = 0.0
     """The same as a share of the job's nodes (0 to 1), at least two; 0: only the number counts."""
     window: float = 600.0
     """Seconds."""
 
     def __call__(self, case: Case) -> Noted | Pass:
         """Mark the kinds that came on many nodes; a lost node stays lost."""
-        if not self.nodes and not self.share:
+        if not self.min_nodes and not self.min_share:
             return Pass(OFF)
         seen = [
             fault for fault in (case.diagnosis.root, *case.diagnosis.secondary_failures) if case.recommended_actions.needs_action(fault)
@@ -46,7 +46,7 @@ class ExcuseWhenCorrelated:
             f"{kind} came on {len(nodes)} nodes ({', '.join(sorted(nodes))}) within {self.window:.0f} s: attributed to none of them"
             for kind, nodes in found.items()
         )
-        return Noted(why, replace(case, common=case.common | found.keys(), notes=(*case.notes, why)))
+        return Noted(why, replace(case, correlated=case.correlated | found.keys(), notes=(*case.notes, why)))
 
     def _nodes(self, kind: str, case: Case) -> set[str]:
         now = {fault.node for fault in (case.diagnosis.root, *case.diagnosis.secondary_failures) if fault.kind == kind and fault.node}
@@ -54,8 +54,8 @@ class ExcuseWhenCorrelated:
 
     def _least(self, members: int) -> int:
         """Return the number of nodes that makes a fault correlated among *members*."""
-        by_share = max(2, -(-members * self.share // 1)) if self.share else 0
-        return int(min(one for one in (self.nodes, by_share) if one))
+        by_share = max(2, -(-members * self.min_share // 1)) if self.min_share else 0
+        return int(min(one for one in (self.min_nodes, by_share) if one))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class LeaveWhenRecurring:
 
     times: int = 4
     """Incidents of one kind on one node (and one device of it, if known), the present one included; 0: never."""
-    processes: int = 0
+    process_times: int = 0
     """The same for kinds attributed to processes, or to nothing; 0: never."""
     window: float = 86_400.0
     """Seconds."""
@@ -75,7 +75,7 @@ class LeaveWhenRecurring:
     def __call__(self, case: Case) -> Noted | Pass:
         """Mark the node of the root fault."""
         root = case.diagnosis.root
-        times = self.times if root.entry.blame in PARTS else self.processes
+        times = self.times if root.entry.attributed_to in PARTS else self.process_times
         if why := _not_its_own(case, root) or ("" if times else f"{root.kind} is not counted"):
             return Pass(why)
         before = {one.incident for one in _past(case, root) if one.root and case.now - one.at < self.window}
@@ -93,7 +93,7 @@ class LeaveWhenFlapping:
     """Occurrences of one kind on one node (and one device of it, if known), the present one included; 0: never."""
     window: float = 600.0
     """Seconds."""
-    apart: float = 5.0
+    min_gap: float = 5.0
     """Minimum seconds between two occurrences; reports closer together are one."""
 
     def __call__(self, case: Case) -> Noted | Pass:
@@ -104,7 +104,7 @@ class LeaveWhenFlapping:
         for fault in case.against_nodes():
             if (
                 _not_its_own(case, fault)
-                or fault.entry.blame not in PARTS
+                or fault.entry.attributed_to not in PARTS
                 or case.recommended_actions.of(fault) is RecommendedAction.RECORD
             ):
                 continue
@@ -119,7 +119,7 @@ class LeaveWhenFlapping:
     def _occurrences(self, before: Iterable[float], now: float) -> int:
         count, last = 0, float("-inf")
         for at in sorted((*before, now)):
-            if at - last >= self.apart:
+            if at - last >= self.min_gap:
                 count += 1
             last = at
         return count
@@ -129,7 +129,7 @@ def _not_its_own(case: Case, fault: Fault) -> str:
     """Return why *fault* does not count against its node; empty if it does."""
     if fault.node not in case.members:
         return "the fault names no node of the job"
-    if fault.kind in case.common:
+    if fault.kind in case.correlated:
         return "it came on many nodes"
     if is_secondary(fault.kind):
         return "a secondary failure does not show which node is at fault"

@@ -89,15 +89,15 @@ class StragglerResult:
 class MigrateStraggler:
     """Migrate a slow rank if that is much cheaper than to leave it, and not repeatedly."""
 
-    factor: float = 3.0
+    min_cost_ratio: float = 3.0
     """Minimum ratio of the cost of staying to the cost of a migration."""
-    least: float = 60.0
+    min_saving: float = 60.0
     """Minimum saving in seconds."""
     horizon: float = 3_600.0
     """Seconds of training to consider if the number of remaining steps is unknown."""
-    each: int = 1
+    max_migrations_per_rank: int = 1
     """Maximum migrations of one rank, or away from one node, within the window: after these the cause is not the node."""
-    most: int = 4
+    max_migrations: int = 4
     """Maximum migrations of slow ranks of the job within the window."""
     window: float = 86_400.0
     """Seconds."""
@@ -118,7 +118,7 @@ class MigrateStraggler:
             return answer(StragglerOutcome.WATCH, f"monitored only: {why}; {cost}")
         if slow.wanted is StragglerAction.MIGRATE:
             return answer(StragglerOutcome.MOVE, f"migrated, as the job requests (`checks.straggler: migrate`); {cost}")
-        needed = max(self.factor * moving, self.least)
+        needed = max(self.min_cost_ratio * moving, self.min_saving)
         if staying < needed:
             return answer(StragglerOutcome.STAY, f"{cost}: left there, as a migration must save {_format(needed)}")
         return answer(StragglerOutcome.MOVE, f"{cost}: migrated")
@@ -130,11 +130,11 @@ class MigrateStraggler:
         if not slow.spares:
             return "there is no other node for it"
         recent = [one for one in slow.moved if slow.now - one.at < self.window]
-        if sum(one.rank == slow.rank for one in recent) >= self.each:
+        if sum(one.rank == slow.rank for one in recent) >= self.max_migrations_per_rank:
             return f"it migrated within {_format(self.window)} and is slow again: the cause is its work, not its node"
-        if sum(one.node == slow.node for one in recent) >= self.each:
+        if sum(one.node == slow.node for one in recent) >= self.max_migrations_per_rank:
             return f"a slow rank migrated from {slow.node} within {_format(self.window)}, and the next one does not follow"
-        if len(recent) >= self.most:
+        if len(recent) >= self.max_migrations:
             return f"{len(recent)} slow ranks migrated within {_format(self.window)}, which is the maximum"
         return ""
 

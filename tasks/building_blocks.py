@@ -92,7 +92,7 @@ def burn_in_nodes(cluster: Cluster | str, nodes: Sequence[str], *, seconds: floa
     Args:
         cluster: Whose nodes they are.
         nodes: Their names. None of them may hold a job.
-        seconds: How long each node works; empty: as the cluster says (`burn_in.seconds`).
+        seconds: How long each node works; empty: as the cluster says (`burn_in.duration`).
         must_pass: Raise `BurnInFailed` unless every node passes; a node that could not be checked did not pass.
     """
     cluster = resolve_cluster(cluster)
@@ -128,7 +128,7 @@ def wait_for_capacity(
     Args:
         cluster: Whose nodes to wait for.
         nodes: How many are needed.
-        labels: Count only nodes that have all of these labels, as a job with `nodes.labels` does.
+        labels: Count only nodes that have all of these labels, as a job with `node_labels` does.
         timeout_seconds: Raise `CapacityTimeout` after so long.
         poll_seconds: Time between two checks.
     """

@@ -78,9 +78,9 @@ def decide(run: JobController) -> Transition:
     record_decision(run, incident, case, answer)
     incident.lap("diagnose", time.time())
     run.log.publish("decided", {"incident": incident})
-    if answer.decision.action is RecoveryAction.GIVE_UP:
+    if answer.decision.action is RecoveryAction.FAIL:
         return Transition(Event.GAVE_UP, answer.decision.reason)
-    if answer.decision.action is RecoveryAction.ASK_A_PERSON:
+    if answer.decision.action is RecoveryAction.REQUEST_APPROVAL:
         return Transition(Event.ASKED, answer.decision.reason)
     run.nodes.approvals.withdraw(LEAST)
     remember_attempt(run, incident, case, answer.decision.action)
@@ -111,12 +111,12 @@ def resume(run: JobController) -> Transition:
 def wait(run: JobController) -> Transition:
     """Wait for an approval or for nodes, whichever the decision asks for."""
     _, decision = decided(run)
-    return wait_for_approval(run) if decision.action is RecoveryAction.ASK_A_PERSON else wait_for_capacity(run)
+    return wait_for_approval(run) if decision.action is RecoveryAction.REQUEST_APPROVAL else wait_for_capacity(run)
 
 
 @job_task("migrate", run_titles.migrate)
 def migrate(run: JobController) -> Transition:
     """Carry out the oldest requested migration, or add missing ranks, while training runs. If it cannot be done, training continues."""
-    if run.requests.moves:
+    if run.requests.migrations:
         return move(run)
     return grow_by_restart(run) if run.scale_up.by_restart else grow_live(run)

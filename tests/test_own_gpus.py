@@ -86,9 +86,9 @@ def test_no_gpu_is_anybody_elses_too(count: int, nodes: int) -> None:
 def job(tmp_path: Path, wanted: int, ranks: int, *, spare: int = 0, visible: str | None = None) -> TrainingJob:
     """Return a job."""
     (tmp_path / "train.py").touch()
-    nodes = {"wanted": wanted, "ranks": ranks, "spare": spare}
+    nodes = {"nnodes": wanted, "nproc_per_node": ranks, "spare_nodes": spare}
     environment = {} if visible is None else {VISIBLE: visible}
-    told: dict[str, Any] = {"name": "j", "script": "train.py", "directory": str(tmp_path), "nodes": nodes, "environment": environment}
+    told: dict[str, Any] = {"name": "j", "script": "train.py", "workdir": str(tmp_path), **nodes, "env": environment}
     return TrainingJob.model_validate(told)
 
 
@@ -112,7 +112,7 @@ def test_a_job_gets_nodes_with_a_gpu_for_each_rank_or_is_refused(  # noqa: PLR09
     monkeypatch.setenv(VISIBLE, ",".join(EIGHT))
     asked, cluster = job(tmp_path, wanted, ranks, spare=spare), LocalCluster(nodes=nodes)
     assert short_of_gpus(asked, cluster) == {f"node-{number}" for number in short}
-    refused = [one for one in checks(asked, cluster) if one.field == "nodes.ranks"]
+    refused = [one for one in checks(asked, cluster) if one.field == "nproc_per_node"]
     assert bool(refused) is (nodes - len(short) < wanted + spare)
     assert all(one.reason.startswith("local nodes share no GPU: ") for one in refused)
 
@@ -133,7 +133,7 @@ def test_a_job_cannot_give_all_nodes_the_same_gpus(tmp_path: Path, monkeypatch: 
     """They would share them; a single node may have any."""
     monkeypatch.setenv(VISIBLE, ",".join(EIGHT))
     (problem,) = checks(job(tmp_path, 2, 2, visible="0,1"), LocalCluster(nodes=2))
-    assert (problem.field, "all local nodes the same GPUs, 0, 1" in problem.reason) == ("environment", True)
+    assert (problem.field, "all local nodes the same GPUs, 0, 1" in problem.reason) == ("env", True)
     assert checks(job(tmp_path, 1, 2, visible="0,1"), LocalCluster(nodes=2)) == []
 
 

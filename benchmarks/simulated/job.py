@@ -18,7 +18,7 @@ from holdfast.cli.watch import request_stop
 from holdfast.history import History, queries
 
 POLICY: Final = (
-    "budget: {in_place: 100000, recoveries: 100000, fruitless: 100000}\n"
+    "max_restarts_in_place: 100000\nmax_recoveries: 100000\nmax_recoveries_without_progress: 100000\n"
     "frequent: {times: 0, processes: 0}\nflapping: {times: 0}\ncommon: {nodes: 0, share: 0}\n"
 )
 """Incident after incident must be answered like the first: no budget, and no memory of what happened before."""
@@ -44,15 +44,18 @@ class SimulatedJob(Watched):
         fields = {
             "name": self.name,
             "command": ["true"],
-            "directory": str(place),
+            "workdir": str(place),
             "policy": str(place / "policy.yaml"),
             "preflight": False,
             "progress": "steps",
-            "checkpoint": {"every": 0, "memory": {"every": 0}},
-            "nodes": {"wanted": wanted, "spare": spare, "ranks": ranks, "standbys": 0},
+            "checkpoint": {"interval": 0, "memory": {"interval": 0}},
+            "nnodes": wanted,
+            "spare_nodes": spare,
+            "nproc_per_node": ranks,
+            "hot_spares": 0,
             **job,
         }
-        cluster = {"kind": "ssh", "name": "simulated", "hosts": names(count), "quarantine": {"ask": 0}}
+        cluster = {"kind": "ssh", "name": "simulated", "hosts": names(count), "quarantine": {"approval_timeout": 0}}
         (place / "spec.json").write_text(json.dumps({"job": fields, "cluster": cluster}))
         self.history = History.open(f"sqlite:///{home / 'history.db'}")
         flow = [sys.executable, "-m", "benchmarks.simulated.flow", str(place / "spec.json"), str(place), str(count)]

@@ -176,7 +176,7 @@ def replay(history: History, name: str, *, job: Job | None = None, since: float 
                 )
             )
         costs = pricing.costs
-        stragglers = list(_stragglers(lookups, policy.slowness, job=job, since=since))
+        stragglers = list(_stragglers(lookups, policy.stragglers, job=job, since=since))
     unread = sum(not one.would for one in stragglers)
     return PolicyReplay(
         policy=name,
@@ -237,7 +237,7 @@ class _Pricing:
 
     def difference(self, row: Any, action: RecoveryAction) -> tuple[float | None, str]:  # noqa: ANN401 (a row of several tables)
         """Return the compute-hours that *action* would have saved in the incident of *row*, or None and why that is unknown."""
-        if RecoveryAction.GIVE_UP in {action, row.action}:
+        if RecoveryAction.FAIL in {action, row.action}:
             return None, "one ends the job, the other does not"
         if action == row.action:
             return None, "the same action, on other nodes"

@@ -138,7 +138,7 @@ class TimelineReader:
 
     def _requested_devices(self, spec: Mapping[str, Any]) -> int:
         """Return the devices that the job file requests; the job holds them before its first generation."""
-        nodes, per_node = _of_nodes(spec, "wanted"), _of_nodes(spec, "ranks")
+        nodes, per_node = _max_nodes(spec), _ranks_per_node(spec)
         return nodes * per_node if self.unit.by_rank else nodes
 
     def _generations(self, job: str) -> Sequence[Any]:
@@ -240,8 +240,8 @@ class TimelineReader:
 
     def _spares(self, job: KnownJob, generations: Sequence[Any]) -> Iterator[Spares]:
         """Yield the devices of the job's nodes without a rank, at each change of nodes or ranks."""
-        widest = max((len(ranks) for one in generations for ranks in one.ranks.values()), default=_of_nodes(job.spec, "ranks"))
-        per_node = max(widest, _of_nodes(job.spec, "ranks")) if self.unit.by_rank else 1
+        widest = max((len(ranks) for one in generations for ranks in one.ranks.values()), default=_ranks_per_node(job.spec))
+        per_node = max(widest, _ranks_per_node(job.spec)) if self.unit.by_rank else 1
         changes: list[tuple[float, str, str, Any]] = [(at, node, status, None) for at, node, status in self.status_changes.get(job.id, ())]
         changes += [(one.at, "", "", one) for one in generations]
         nodes, current = set[str](), generations[0] if generations else None
@@ -328,10 +328,15 @@ def _phases_by_state(transitions: Sequence[tuple[float, str]], begin: float, end
     return [*found, PhaseTime(phase, max(0, _micros(end) - _micros(at)))]
 
 
-def _of_nodes(spec: Mapping[str, Any], name: str) -> int:
-    """Return a number of the job file's ``nodes``, 1 by default."""
-    nodes = spec.get("nodes")
-    value = nodes.get(name, 1) if isinstance(nodes, Mapping) else 1
+def _max_nodes(spec: Mapping[str, Any]) -> int:
+    """Return the nodes with which the job file lets the job start, 1 by default."""
+    most = str(spec.get("nnodes", 1)).rpartition(":")[2]
+    return int(most) if most.isascii() and most.isdecimal() and int(most) > 0 else 1
+
+
+def _ranks_per_node(spec: Mapping[str, Any]) -> int:
+    """Return the ranks on each node by the job file, 1 by default."""
+    value = spec.get("nproc_per_node")
     return value if isinstance(value, int) and value > 0 else 1
 
 

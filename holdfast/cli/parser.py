@@ -553,7 +553,7 @@ def retire_node() -> None:
     "--seconds",
     type=click.FloatRange(min=0, min_open=True, max=604_800),
     metavar="SECONDS",
-    help="Duration on each node, without the network test; default: `burn_in.seconds` of the cluster.",
+    help="Duration on each node, without the network test; default: `burn_in.duration` of the cluster.",
 )
 def burn_in() -> None:
     """Test nodes with real work.
@@ -572,7 +572,7 @@ def burn_in() -> None:
 def approve() -> None:
     """Approve or deny the isolation of nodes.
 
-    Programs request approval before they isolate more of a cluster than its `quarantine.share`, or so many of a job's nodes
+    Programs request approval before they isolate more of a cluster than its `quarantine.max_unavailable`, or so many of a job's nodes
     that it cannot continue. Without NUMBER: list the pending approvals.
     """
 
@@ -665,8 +665,8 @@ def classify() -> None:
     """Find the faults in a LOG.
 
     LOG is a file, or `-` (the default) for standard input: kernel, NCCL, torch, scheduler or application, also mixed. Prints
-    the faults, and with `--json` one object for each line or traceback: line, verdict, kind, blame, recommended_action, action. Exit
-    status 0: the log was read, with faults or without.
+    the faults, and with `--json` one object for each line or traceback: line, classification, kind, attributed_to, recommended_action,
+    action. Exit status 0: the log was read, with faults or without.
     """
 
 
@@ -679,7 +679,7 @@ def classify() -> None:
 @click.option("--area", metavar="AREA", help="Only kinds of hardware, network, storage, host, software or progress.")
 @click.option("--component", metavar="NAME", help="Only kinds of this component, such as `nvlink`.")
 @click.option("--recommended-action", metavar="ACTION", help="Only kinds that recommend this, such as `evict`.")
-@click.option("--blame", metavar="WHAT", help="Only kinds attributed to this, such as `gpu`.")
+@click.option("--attributed-to", metavar="WHAT", help="Only kinds attributed to this, such as `gpu`.")
 @as_json
 @runs("faults.list_kinds")
 def faults() -> None:

@@ -52,7 +52,7 @@ class LocalNodes:
     def of(cls, cluster: LocalCluster) -> Self:
         """Return the nodes that *cluster* describes."""
         root = Path(cluster.directory) if cluster.directory else cluster_directory(cluster.name)
-        return cls(cluster.name, root.expanduser().absolute(), cluster.nodes, cluster.domains)
+        return cls(cluster.name, root.expanduser().absolute(), cluster.nodes, cluster.failure_domains)
 
     @property
     def remote(self) -> bool:

@@ -68,7 +68,7 @@ class RemoteCluster:
     """Holdfast's folder on each node."""
     interface: str | None = None
     """The interface for training traffic, or its network."""
-    domains: dict[str, str] = field(default_factory=dict)
+    failure_domains: dict[str, str] = field(default_factory=dict)
     """Node to failure domain; by default each node is its own."""
     names: list[str] = field(default_factory=list)
     directories: dict[str, str] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class RemoteNodes:
     def names(self) -> list[str]:
         """Return the names of all nodes, in the cluster's order."""
         if not self._names:  # ranges are expanded once
-            self._names, self._domains = list(self._cluster.names), dict(self._cluster.domains)
+            self._names, self._domains = list(self._cluster.names), dict(self._cluster.failure_domains)
         return self._names
 
     def domain(self, node: str) -> str:

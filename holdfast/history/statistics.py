@@ -30,7 +30,7 @@ USER_ERROR: Final = "user-error"
 """Level of faults of the user's script, which say nothing about the nodes."""
 NO_FAULT: Final = frozenset({"passed", "stopped"})
 """Outcomes of incidents that interrupted nothing, or that a person ended."""
-IN_PROCESS: Final = frozenset({"retry-step", "take-over"})
+IN_PROCESS: Final = frozenset({"retry-step", "replace-ranks"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

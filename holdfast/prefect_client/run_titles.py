@@ -18,15 +18,15 @@ from policies.states import Event, Transition
 
 ACTIONS: Final = {
     RecoveryAction.RETRY_STEP: "retry the step",
-    RecoveryAction.TAKE_OVER: "replace ranks",
-    RecoveryAction.NARROW: "continue with fewer ranks",
-    RecoveryAction.RESTART_IN_PLACE: "restart the workers",
-    RecoveryAction.GO_BACK: "restart from an older checkpoint",
+    RecoveryAction.REPLACE_RANKS: "replace ranks",
+    RecoveryAction.SHRINK_LIVE: "continue with fewer ranks",
+    RecoveryAction.RESTART_WORKERS: "restart the workers",
+    RecoveryAction.ROLLBACK: "restart from an older checkpoint",
     RecoveryAction.REPLACE_NODE: "replace the node",
-    RecoveryAction.SHRINK: "restart on fewer nodes",
-    RecoveryAction.ASK_A_PERSON: "ask for approval",
+    RecoveryAction.SHRINK_RESTART: "restart on fewer nodes",
+    RecoveryAction.REQUEST_APPROVAL: "ask for approval",
     RecoveryAction.WAIT_FOR_CAPACITY: "wait for nodes",
-    RecoveryAction.GIVE_UP: "fail the job",
+    RecoveryAction.FAIL: "fail the job",
 }
 """Recovery actions as titles and log lines name them."""
 MOST_NODES: Final = 4
@@ -36,13 +36,13 @@ _SIGNAL: Final = re.compile(r"worker-(sig[a-z0-9]+)")
 def fault_title(fault: Fault) -> str:
     """Name a fault by its target and its kind: ``rank 1 on node-1, SIGKILL``."""
     found = _SIGNAL.fullmatch(fault.kind)
-    return f"{fault.subject.removeprefix('node ')}, {found[1].upper() if found else fault.kind}"
+    return f"{fault.target.removeprefix('node ')}, {found[1].upper() if found else fault.kind}"
 
 
 def action_title(decision: Decision) -> str:
     """Name what a decision does, and to which ranks or nodes."""
     action = ACTIONS[decision.action]
-    if decision.action is RecoveryAction.TAKE_OVER:
+    if decision.action is RecoveryAction.REPLACE_RANKS:
         lost = ranks(seat.rank for seat in decision.seats)
         return f"replace {'rank' if len(decision.seats) == 1 else 'ranks'} {lost}"
     if decision.drop and decision.action is RecoveryAction.REPLACE_NODE:
@@ -97,7 +97,7 @@ def reschedule(run: JobController, transition: Transition, seconds: float) -> st
         return f"reschedule: {_outcome(run, transition)}"
     if decision.seats:
         where = listing(
-            (f"rank {seat.rank} to {_host(seat.node, standby=seat.standby is not None)}" for seat in decision.seats), MOST_NODES
+            (f"rank {seat.rank} to {_host(seat.node, hot_spare=seat.hot_spare is not None)}" for seat in decision.seats), MOST_NODES
         )
         return f"reschedule: {where}"
     return f"reschedule: {plural(len(run.generations.state.ranks), 'rank')} on {listing(run.generations.members, MOST_NODES)}"
@@ -109,10 +109,10 @@ def resume(run: JobController, transition: Transition, seconds: float) -> str:
         return f"resume: {_outcome(run, transition)}"
     down = duration(run.incidents.last.downtime_s if run.incidents.last.downtime_s is not None else seconds)
     decision = run.incidents.last_decision
-    if decision is not None and decision.action is RecoveryAction.TAKE_OVER and decision.seats:
+    if decision is not None and decision.action is RecoveryAction.REPLACE_RANKS and decision.seats:
         seat, more = decision.seats[0], len(decision.seats) - 1
         others = f" and {plural(more, 'more')}" if more else ""
-        return f"resume: rank {seat.rank}{others} replaced by {_host(seat.node, standby=seat.standby is not None)}, {down}"
+        return f"resume: rank {seat.rank}{others} replaced by {_host(seat.node, hot_spare=seat.hot_spare is not None)}, {down}"
     lost = run.incidents.last.steps_lost
     again = "all processes started again" if run.incidents.last.until_started else "training again"
     return f"resume: {again}, {down}" + ("" if lost is None else f", {plural(lost, 'step')} lost")
@@ -121,7 +121,7 @@ def resume(run: JobController, transition: Transition, seconds: float) -> str:
 def wait(run: JobController, transition: Transition, seconds: float) -> str:
     """Name what the job waited for."""
     decision = _decision(run)
-    what = "approval" if decision is not None and decision.action is RecoveryAction.ASK_A_PERSON else "nodes"
+    what = "approval" if decision is not None and decision.action is RecoveryAction.REQUEST_APPROVAL else "nodes"
     return f"wait for {what}: {duration(seconds)}, {_outcome(run, transition)}"
 
 
@@ -134,8 +134,8 @@ def _decision(run: JobController) -> Decision | None:
     return run.incidents.current.decision if run.incidents.current is not None else None
 
 
-def _host(node: str, *, standby: bool) -> str:
-    return f"{'hot spare' if standby else 'new process'} on {node}"
+def _host(node: str, *, hot_spare: bool) -> str:
+    return f"{'hot spare' if hot_spare else 'new process'} on {node}"
 
 
 def _outcome(run: JobController, transition: Transition) -> str:

@@ -45,9 +45,9 @@ HAPPENED: Final[Mapping[str, str]] = {
     "node-lost": "is unreachable",
     "node-unknown": "lost its agent, and the node could not be checked",
     "node-leaving": "is about to be taken away",
-    "node-severed": "is cut off from the other nodes",
+    "node-partitioned": "is cut off from the other nodes",
     "loss-not-finite": "had a loss that is not finite",
-    "loss-lost": "had a loss that stayed not finite",
+    "loss-diverged": "had a loss that stayed not finite",
 }
 """Fault kind to what happened to its target; other kinds have the title of the catalogue."""
 
@@ -61,14 +61,14 @@ RULES: Final[Mapping[str, str]] = {
     "ExcuseWhenCorrelated": "blame no node, because many nodes have the fault",
     "LeaveWhenRecurring": "leave the node, because it had this fault often",
     "LeaveWhenFlapping": "leave the node, because the fault comes and goes",
-    "GoBack": "go back to an earlier checkpoint",
+    "RollBack": "go back to an earlier checkpoint",
     "RetryStep": "retry the step",
     "ReplaceRanks": "replace the lost ranks and keep the others running",
     "ShrinkLive": "go on with fewer copies of the model",
     "RestartWorkers": "restart the workers on the same nodes",
     "ReplaceNode": "replace the node with a spare",
     "ShrinkRestart": "restart on fewer nodes",
-    "AskAPerson": "ask a person for approval",
+    "RequestApproval": "ask a person for approval",
     "WaitForCapacity": "wait for nodes",
     "RestartAgain": "restart once more, each rank on another node",
     "FailTheJob": "fail the job",
@@ -78,7 +78,7 @@ RULES: Final[Mapping[str, str]] = {
 
 def what(case: IncidentCase) -> str:
     """Return what happened to what: ``rank 1 on node-1 was killed (SIGKILL)``."""
-    kind, target = case.incident.kind, case.incident.subject.removeprefix("node ")
+    kind, target = case.incident.kind, case.incident.target.removeprefix("node ")
     happened = HAPPENED.get(kind)
     if happened is None and (signal := _SIGNAL.fullmatch(kind)) is not None:
         happened = f"was ended by {signal[1].upper()}"
@@ -99,7 +99,7 @@ def root_quote(case: IncidentCase) -> str:
     """Return the message of the root cause on one short line, without folders of files; empty if there is none."""
     root = next((one for one in case.faults if one.root), None)
     quote = str(root.evidence.get("quote") or "") if root is not None else ""
-    for name in (case.incident.subject, case.incident.kind):
+    for name in (case.incident.target, case.incident.kind):
         quote = quote.removeprefix(f"{name}: ").removeprefix(f"{name} ")
     return brief(quote)
 
@@ -112,12 +112,12 @@ def brief(text: str, limit: int = MOST_QUOTED) -> str:
 
 def done(case: IncidentCase) -> str:
     """Return what was done about it; empty before a decision."""
-    acts = [one for one in case.decisions if one.action != RecoveryAction.ASK_A_PERSON]
+    acts = [one for one in case.decisions if one.action != RecoveryAction.REQUEST_APPROVAL]
     if not acts:
         return ""
     describe = DONE.get(acts[-1].action)
-    text = describe(acts[-1], case.incident.subject) if describe is not None else f"{acts[-1].action} was tried"
-    return f"{text} (attempt {len(acts)})" if len(acts) > 1 and acts[-1].action != RecoveryAction.GIVE_UP else text
+    text = describe(acts[-1], case.incident.target) if describe is not None else f"{acts[-1].action} was tried"
+    return f"{text} (attempt {len(acts)})" if len(acts) > 1 and acts[-1].action != RecoveryAction.FAIL else text
 
 
 def _replaced(decision: DecisionRecord, target: str) -> str:
@@ -145,20 +145,22 @@ def _shrunk(decision: DecisionRecord, _target: str) -> str:
 
 DONE: Final[Mapping[str, Callable[[DecisionRecord, str], str]]] = {
     RecoveryAction.RETRY_STEP: lambda _decision, _target: "process groups were rebuilt and the step was run again",
-    RecoveryAction.TAKE_OVER: _replaced,
-    RecoveryAction.NARROW: lambda decision, _target: f"training went on without rank {wording.ranks(decision.act.get('vacate') or ())}",
-    RecoveryAction.RESTART_IN_PLACE: _restarted,
-    RecoveryAction.GO_BACK: _went_back,
+    RecoveryAction.REPLACE_RANKS: _replaced,
+    RecoveryAction.SHRINK_LIVE: lambda decision, _target: (
+        f"training went on without rank {wording.ranks(decision.act.get('vacate') or ())}"
+    ),
+    RecoveryAction.RESTART_WORKERS: _restarted,
+    RecoveryAction.ROLLBACK: _went_back,
     RecoveryAction.REPLACE_NODE: _replaced_node,
-    RecoveryAction.SHRINK: _shrunk,
+    RecoveryAction.SHRINK_RESTART: _shrunk,
     RecoveryAction.WAIT_FOR_CAPACITY: lambda _decision, _target: "the job waited for nodes",
-    RecoveryAction.GIVE_UP: lambda _decision, _target: "no recovery was possible",
+    RecoveryAction.FAIL: lambda _decision, _target: "no recovery was possible",
 }
 """Recovery action to what it did, from the decision and the target of the incident."""
 
 
 def _seat(seat: Mapping[str, Any], target: str) -> str:
-    process = "a new process" if seat.get("standby") is None else "hot spare"
+    process = "a new process" if seat.get("hot_spare") is None else "hot spare"
     rank = f"rank {seat.get('rank')}"
     took = "took over" if target.startswith(f"{rank} ") or target == rank else f"took over {rank}"
     return f"{process} on {seat.get('node')} {took}"

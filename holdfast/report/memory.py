@@ -15,7 +15,7 @@ NO_SNAPSHOTS: Final = frozenset({"memory-none", "snapshot-no-memory"})
 NO_REPLICAS: Final = frozenset({"memory-none", "memory-limit", "replica-lost"})
 """Faults that leave a rank's snapshots without replicas."""
 FAULTS: Final = NO_SNAPSHOTS | NO_REPLICAS
-IN_MEMORY: Final = frozenset({"replica-behind", "snapshot-no-memory", "snapshot-spoiled"})
+IN_MEMORY: Final = frozenset({"replica-lag", "snapshot-no-memory", "snapshot-spoiled"})
 """Problems with snapshots that are recorded like those with checkpoints, but concern none on disk."""
 STALE: Final = 5.0
 """Seconds after which the age of a report is shown."""
@@ -35,12 +35,12 @@ def newest(row: Snapshots, fault: FaultRecord | None, spec: Mapping[str, Any], n
 
 def _replicas(row: Snapshots, fault: FaultRecord | None, spec: Mapping[str, Any]) -> str:
     if row.replica_step is not None:
-        return "also on another node" if row.replica_step == row.step else f"on another node up to step {count(row.replica_step)}"
+        return "replica of the same step" if row.replica_step == row.step else f"replica of step {count(row.replica_step)}"
     if _memory_spec(spec).get("replicas") == 0:
-        return "on no other node (`checkpoint.memory.replicas` is 0)"
+        return "no replica (`checkpoint.memory.replicas` is 0)"
     if fault is not None and fault.kind in NO_REPLICAS and fault.generation == row.generation:
-        return f"on no other node: {_quoted(fault)}"
-    return "on no other node yet"
+        return f"no replica: {_quoted(fault)}"
+    return "no replica yet"
 
 
 def overhead(rows: Sequence[Snapshots]) -> str:
@@ -78,8 +78,8 @@ def why_none(row: Snapshots | None, fault: FaultRecord | None, spec: Mapping[str
     """Return why there is no snapshot; empty if there is one, or for an ended job without a record."""
     if row is not None and row.step is not None:
         return ""
-    if _memory_spec(spec).get("every") == 0:
-        return "none: `checkpoint.memory.every` is 0"
+    if _memory_spec(spec).get("interval") == 0:
+        return "none: `checkpoint.memory.interval` is 0"
     if row is not None and row.reason:
         return f"none: {row.reason}"
     if fault is not None and fault.kind in NO_SNAPSHOTS:
@@ -89,7 +89,7 @@ def why_none(row: Snapshots | None, fault: FaultRecord | None, spec: Mapping[str
 
 def _quoted(fault: FaultRecord) -> str:
     quote = str(fault.evidence.get("quote") or "")
-    return f"{fault.kind} on {fault.subject}" + (f" ({quote})" if quote else "")
+    return f"{fault.kind} on {fault.target}" + (f" ({quote})" if quote else "")
 
 
 def _memory_spec(spec: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -39,16 +39,16 @@ def summary(checkup: Checkup) -> str:
     return f"{plural(len(checkup.assessments), 'node')} in {checkup.seconds:.1f} s: {counted}"
 
 
-def rows(verdict: HealthAssessment) -> list[dict[str, str]]:
+def rows(assessment: HealthAssessment) -> list[dict[str, str]]:
     """Return a node's rows: one per finding, the worst first; text longer than a cell continues in the row below."""
-    health = HEALTH.get(verdict.status, verdict.status)
-    since = datetime.fromtimestamp(verdict.since, tz=UTC).strftime("%m-%d %H:%M")
-    found = [("", verdict.reason)] if verdict.reason else []
-    found += [(one.kind, one.quote) for one in worst_first(verdict.findings)]
+    health = HEALTH.get(assessment.status, assessment.status)
+    since = datetime.fromtimestamp(assessment.since, tz=UTC).strftime("%m-%d %H:%M")
+    found = [("", assessment.reason)] if assessment.reason else []
+    found += [(one.kind, one.quote) for one in worst_first(assessment.findings)]
     made = []
     for kind, quote in found or [("", "")]:
         first, *more = textwrap.wrap(quote, CELL, max_lines=LINES, placeholder=" …") or [""]
-        made.append({"node": verdict.node, "health": health, "finding": kind, "seen": first, "since (UTC)": since})
+        made.append({"node": assessment.node, "health": health, "finding": kind, "seen": first, "since (UTC)": since})
         made += [{"node": "", "health": "", "finding": "", "seen": line, "since (UTC)": ""} for line in more]
     return made
 

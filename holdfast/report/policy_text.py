@@ -9,7 +9,7 @@ from typing import Any, Final
 from holdfast.report.wording import duration, plural, share
 from policies import escalation
 from policies.case import RecoveryAction, Rule
-from policies.escalation import AskAPerson, GoBack
+from policies.escalation import RequestApproval, RollBack
 from policies.in_process import ReplaceRanks, RetryStep, ShrinkLive
 from policies.policy import Policy
 from policies.recurrence import ExcuseWhenCorrelated, LeaveWhenFlapping, LeaveWhenRecurring
@@ -17,8 +17,8 @@ from policies.slowness import MigrateStraggler
 
 
 def _correlated(rule: Any, _policy: Policy) -> str:  # noqa: ANN401 (each of these functions takes a rule of its own class)
-    numbers = [plural(rule.nodes, "node")] if rule.nodes else []
-    numbers += [f"{share(rule.share)} of the job's nodes"] if rule.share else []
+    numbers = [plural(rule.min_nodes, "node")] if rule.min_nodes else []
+    numbers += [f"{share(rule.min_share)} of the job's nodes"] if rule.min_share else []
     if not numbers:
         return "off: a fault that occurs on many nodes counts against each of them"
     return f"attribute a fault to no node if the same kind occurred on {' or '.join(numbers)} within {duration(rule.window)}"
@@ -26,7 +26,7 @@ def _correlated(rule: Any, _policy: Policy) -> str:  # noqa: ANN401 (each of the
 
 def _recurring(rule: Any, _policy: Policy) -> str:  # noqa: ANN401
     numbers = [f"number {rule.times} of one kind attributed to its hardware"] if rule.times else []
-    numbers += [f"number {rule.processes} of one kind that ends processes"] if rule.processes else []
+    numbers += [f"number {rule.process_times} of one kind that ends processes"] if rule.process_times else []
     if not numbers:
         return "off: incidents of one kind on one node are not counted"
     return f"replace a node, if there are spares, at its incident {' or '.join(numbers)} within {duration(rule.window)}"
@@ -37,12 +37,12 @@ def _flapping(rule: Any, _policy: Policy) -> str:  # noqa: ANN401
         return "off: intermittent faults are not counted"
     return (
         f"replace a node, if there are spares, on which a hardware fault occurred {rule.times} times within {duration(rule.window)}, "
-        f"at least {duration(rule.apart)} apart"
+        f"at least {duration(rule.min_gap)} apart"
     )
 
 
 def _deadline(action: RecoveryAction) -> Callable[[Policy], str]:
-    return lambda policy: f"; at most {duration(policy.deadlines.of(action))}"
+    return lambda policy: f"; at most {duration(policy.timeouts.of(action))}"
 
 
 def _replace(rule: Any, policy: Policy) -> str:  # noqa: ANN401
@@ -52,31 +52,33 @@ def _replace(rule: Any, policy: Policy) -> str:  # noqa: ANN401
 
 def _wait(rule: Any, policy: Policy) -> str:  # noqa: ANN401
     width = "the job has its full size" if rule.full else "the job has its minimum number of nodes"
-    most = duration(policy.deadlines.wait_for_capacity)
+    most = duration(policy.timeouts.wait_for_capacity)
     return f"wait until {width}, at most {most}; then{_deadline(RecoveryAction.WAIT_FOR_CAPACITY)(policy)[1:]}"
 
 
 def _in_place(_rule: Any, policy: Policy) -> str:  # noqa: ANN401
     budget = policy.budget
-    often = f"{plural(budget.in_place, 'time')} on one node within {duration(budget.window)}"
-    return f"restart the workers on the same nodes, {often}{_deadline(RecoveryAction.RESTART_IN_PLACE)(policy)}"
+    often = f"{plural(budget.max_restarts_in_place, 'time')} on one node within {duration(budget.recovery_window)}"
+    return f"restart the workers on the same nodes, {often}{_deadline(RecoveryAction.RESTART_WORKERS)(policy)}"
 
 
 RULE_TEXT: Final[dict[type, Callable[[Any, Policy], str]]] = {
     escalation.StopForUserError: lambda _rule, _policy: "fail the job at once if the script is at fault",
     escalation.StopWithoutProgress: lambda rule, policy: (
-        f"fail the job after {plural(policy.budget.fruitless, 'recovery', 'recoveries')} in a row without a new step, unless a node is lost"
-        + ("; replace the node with a spare before that" if rule.replace else "")
+        f"fail the job after {plural(policy.budget.max_recoveries_without_progress, 'recovery', 'recoveries')} in a row without a new step, "
+        "unless a node is lost" + ("; replace the node with a spare before that" if rule.replace else "")
     ),
     escalation.StopWhenSpent: lambda _rule, policy: (
-        f"fail the job after {plural(policy.budget.recoveries, 'recovery', 'recoveries')} within {duration(policy.budget.window)}"
+        f"fail the job after {plural(policy.budget.max_recoveries, 'recovery', 'recoveries')} within "
+        f"{duration(policy.budget.recovery_window)}"
     ),
     ExcuseWhenCorrelated: _correlated,
     LeaveWhenRecurring: _recurring,
     LeaveWhenFlapping: _flapping,
-    GoBack: lambda rule, policy: (
-        f"if the loss stays NaN or infinite, go back to an earlier state, {plural(rule.same_data, 'time')} with the same data, then "
-        f"{plural(rule.without_batch, 'time')} without these batches, then fail the job{_deadline(RecoveryAction.GO_BACK)(policy)}"
+    RollBack: lambda rule, policy: (
+        f"if the loss stays NaN or infinite, go back to an earlier state, {plural(rule.retries_with_same_data, 'time')} with the same data, "
+        f"then {plural(rule.retries_without_batches, 'time')} without these batches, then fail the job"
+        f"{_deadline(RecoveryAction.ROLLBACK)(policy)}"
     ),
     RetryStep: lambda _rule, policy: (
         "if no rank is lost and the fault needs no more: rebuild the process groups and retry the step"
@@ -84,20 +86,20 @@ RULE_TEXT: Final[dict[type, Callable[[Any, Policy], str]]] = {
     ),
     ReplaceRanks: lambda rule, policy: (
         "keep the surviving ranks, and replace lost ones with hot spares or new processes, "
-        f"{plural(rule.most, 'time')} in one incident{_deadline(RecoveryAction.TAKE_OVER)(policy)}"
+        f"{plural(rule.most, 'time')} in one incident{_deadline(RecoveryAction.REPLACE_RANKS)(policy)}"
     ),
     ShrinkLive: lambda _rule, policy: (
         "keep the surviving ranks, and continue with fewer copies of the model and the same samples in each step, if the script "
-        f"distributes them, not below `nodes.least`{_deadline(RecoveryAction.NARROW)(policy)}"
+        f"distributes them, not below the minimum of `nnodes`{_deadline(RecoveryAction.SHRINK_LIVE)(policy)}"
     ),
     escalation.RestartWorkers: _in_place,
     escalation.ReplaceNode: _replace,
     escalation.ShrinkRestart: lambda _rule, policy: (
-        f"restart on fewer nodes, not below `nodes.least`{_deadline(RecoveryAction.SHRINK)(policy)}"
+        f"restart on fewer nodes, not below the minimum of `nnodes`{_deadline(RecoveryAction.SHRINK_RESTART)(policy)}"
     ),
-    AskAPerson: lambda _rule, _policy: (
+    RequestApproval: lambda _rule, _policy: (
         "if an unhealthy node still works and too few would remain without it: request an approval, "
-        "for the time in the cluster's `quarantine.ask`"
+        "for the time in the cluster's `quarantine.approval_timeout`"
     ),
     escalation.WaitForCapacity: _wait,
     escalation.RestartAgain: lambda _rule, _policy: (
@@ -117,9 +119,9 @@ def describe(rule: Rule, policy: Policy) -> str:
 def describe_slowness(rule: MigrateStraggler) -> str:
     """Return when a straggling rank is migrated."""
     return (
-        f"under `auto`, migrate a rank if staying costs {rule.factor:g} times as much as migrating, and at least {duration(rule.least)}; "
-        f"plan for {duration(rule.horizon)} if the number of remaining steps is unknown; at most {plural(rule.each, 'migration')} of one "
-        f"rank or away from one node, and {rule.most} in all, within {duration(rule.window)}"
+        f"under `auto`, migrate a rank if staying costs {rule.min_cost_ratio:g} times as much as migrating, and at least "
+        f"{duration(rule.min_saving)}; plan for {duration(rule.horizon)} if the number of remaining steps is unknown; at most "
+        f"{plural(rule.max_migrations_per_rank, 'migration')} of one rank or away from one node, and {rule.max_migrations} in all, within {duration(rule.window)}"
     )
 
 
@@ -148,14 +150,14 @@ def _numbers(before: Policy, after: Policy) -> Iterator[str]:
 
 def values(policy: Policy) -> list[tuple[str, float]]:
     """Return every number of *policy* by its name in a policy file; durations in seconds."""
-    parts = dict(zip(("common", "frequent", "flapping"), policy.noting, strict=True))
-    loss, slow = {"bad_loss": policy.bad_loss}, {"slowness": policy.slowness}
-    named: dict[str, Any] = {**parts, **loss, "budget": policy.budget, "deadlines": policy.deadlines, **slow}
-    return [(f"{part}.{one.name}", getattr(value, one.name)) for part, value in named.items() for one in fields(value)]
+    parts = dict(zip(("correlated", "recurring", "flapping"), policy.noting, strict=True))
+    loss, slow = {"diverged_loss": policy.diverged_loss}, {"stragglers": policy.stragglers}
+    named: dict[str, Any] = {**parts, **loss, "": policy.budget, "timeouts": policy.timeouts, **slow}
+    return [(f"{part}.{one.name}".removeprefix("."), getattr(value, one.name)) for part, value in named.items() for one in fields(value)]
 
 
 def number(name: str, value: float) -> str:
     """Return a number of a policy as people read it."""
-    if name.startswith("deadlines.") or name.endswith((".window", ".apart", ".horizon", ".least")):
+    if name.startswith("timeouts.") or name.endswith(("window", ".min_gap", ".horizon", ".min_saving")):
         return duration(value)
-    return share(value) if name.endswith(".share") else str(value)
+    return share(value) if name.endswith("share") else str(value)

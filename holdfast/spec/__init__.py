@@ -7,22 +7,20 @@ from __future__ import annotations
 
 from holdfast.spec.check import checks
 from holdfast.spec.cluster import Cluster, LocalCluster, SshCluster, SshHop, SshHost, cluster_of
-from holdfast.spec.job import Budget, CheckpointPlan, Deadlines, Limits, Nodes, TrainingJob
+from holdfast.spec.job import CheckpointPlan, RecoveryTimeouts, Timeouts, TrainingJob
 from holdfast.spec.load import load_cluster, load_job, review
 from holdfast.spec.slurm import SlurmCluster
 
 __all__ = [
-    "Budget",
     "CheckpointPlan",
     "Cluster",
-    "Deadlines",
-    "Limits",
     "LocalCluster",
-    "Nodes",
+    "RecoveryTimeouts",
     "SlurmCluster",
     "SshCluster",
     "SshHop",
     "SshHost",
+    "Timeouts",
     "TrainingJob",
     "checks",
     "cluster_of",

@@ -34,7 +34,7 @@ def _policy(job: TrainingJob) -> Iterator[Problem]:
 def _local_paths(job: TrainingJob) -> Iterator[Problem]:
     directory = job.inside(".")
     if not directory.is_dir():
-        yield Problem(field="directory", reason=f"{directory} is not a directory", cure="Create it, or fix the path")
+        yield Problem(field="workdir", reason=f"{directory} is not a directory", cure="Create it, or fix the path")
     elif job.command is not None:
         yield from _program(job, job.command[0], "command")
     else:
@@ -45,7 +45,7 @@ def _local_paths(job: TrainingJob) -> Iterator[Problem]:
 def _script(job: TrainingJob) -> Iterator[Problem]:
     path = job.inside(job.script or "")
     if not path.is_file():
-        yield Problem(field="script", reason=f"{path} does not exist", cure="Fix the path; it is relative to `directory`")
+        yield Problem(field="script", reason=f"{path} does not exist", cure="Fix the path; it is relative to `workdir`")
     elif not os.access(path, os.R_OK):
         yield Problem(field="script", reason=f"{path} cannot be read", cure="Fix its permissions")
     if job.python is not None:
@@ -57,15 +57,13 @@ def _program(job: TrainingJob, program: str, field: str) -> Iterator[Problem]:
     if "/" in program:
         path = job.inside(program)
         if not path.is_file():
-            yield Problem(field=field, reason=f"{path} does not exist", cure="Fix the path; it is relative to `directory`")
+            yield Problem(field=field, reason=f"{path} does not exist", cure="Fix the path; it is relative to `workdir`")
         elif not os.access(path, os.X_OK):
             yield Problem(
                 field=field, reason=f"{path} may not be executed", cure=f"Run `chmod +x {path}`, or start it with its interpreter"
             )
-    elif not program or shutil.which(program, path=job.environment.get("PATH")) is None:
-        yield Problem(
-            field=field, reason=f"'{program}' is not on PATH", cure="Install it, write its full path, or set PATH in `environment`"
-        )
+    elif not program or shutil.which(program, path=job.env.get("PATH")) is None:
+        yield Problem(field=field, reason=f"'{program}' is not on PATH", cure="Install it, write its full path, or set PATH in `env`")
 
 
 def _checkpoints(job: TrainingJob) -> Iterator[Problem]:
@@ -94,26 +92,26 @@ def _capacity(job: TrainingJob, cluster: Cluster) -> Iterator[Problem]:
     if cluster.kind == "slurm":  # only Slurm knows its nodes
         yield from _slurm(job, cluster)
         return
-    wanted, spare, fit = job.nodes.wanted, job.nodes.spare, cluster.labelled(job.nodes.labels)
+    wanted, spare, fit = job.max_nodes, job.spare_nodes, cluster.labelled(job.node_labels)
     if wanted + spare > len(fit):
         spares = f" and {spare} spare" if spare else ""
-        labels = ", ".join(f"{name}: {value}" for name, value in job.nodes.labels.items())
+        labels = ", ".join(f"{name}: {value}" for name, value in job.node_labels.items())
         reason = f"the job needs {wanted}{spares}, but cluster '{cluster.name}' has {len(fit)} node(s){f' with {labels}' if labels else ''}"
-        yield Problem(field="nodes.wanted", reason=reason, cure="Lower `nodes.wanted` or `nodes.spare`, or give the cluster more nodes")
+        yield Problem(field="nnodes", reason=reason, cure="Lower `nnodes` or `spare_nodes`, or give the cluster more nodes")
     else:
         yield from gpu_problems(job, cluster)
-    few = {name: count for name, count in cluster.gpus_of.items() if name in fit and 0 < count < job.nodes.ranks}
+    few = {name: count for name, count in cluster.gpus_of.items() if name in fit and 0 < count < job.ranks_per_node}
     for name, count in list(few.items())[:1]:
         others = f", and {len(few) - 1} other node(s) have too few" if len(few) > 1 else ""
-        reason = f"the job has {job.nodes.ranks} ranks on each node, but {name} has {count} GPU(s){others}"
-        yield Problem(field="nodes.ranks", reason=reason, cure="Lower it to the GPUs of a node, or select nodes with `nodes.labels`")
+        reason = f"the job has {job.ranks_per_node} ranks on each node, but {name} has {count} GPU(s){others}"
+        yield Problem(field="nproc_per_node", reason=reason, cure="Lower it to the GPUs of a node, or select nodes with `node_labels`")
 
 
 def short_of_gpus(job: TrainingJob, cluster: Cluster) -> frozenset[str]:
     """Return the nodes of a local cluster that have fewer GPUs of their own than *job* has ranks on a node."""
     if not isinstance(cluster, LocalCluster):
         return frozenset()
-    few = gpu_assignment.too_few(gpu_assignment.visible_gpus(), cluster.nodes, job.nodes.ranks, job.environment)
+    few = gpu_assignment.too_few(gpu_assignment.visible_gpus(), cluster.nodes, job.ranks_per_node, job.env)
     return frozenset(cluster.names[place] for place in few)
 
 
@@ -121,30 +119,30 @@ def gpu_problems(job: TrainingJob, cluster: Cluster) -> Iterator[Problem]:
     """Yield a problem if local nodes have too few GPUs of their own: two ranks on one GPU fail with obscure errors."""
     if not isinstance(cluster, LocalCluster):
         return
-    given = gpu_assignment.visible_gpus({gpu_assignment.VISIBLE: job.environment.get(gpu_assignment.VISIBLE, "")})
-    if given and gpu_assignment.visible_gpus() and job.nodes.wanted + job.nodes.spare > 1:
+    given = gpu_assignment.visible_gpus({gpu_assignment.VISIBLE: job.env.get(gpu_assignment.VISIBLE, "")})
+    if given and gpu_assignment.visible_gpus() and job.max_nodes + job.spare_nodes > 1:
         reason = f"{gpu_assignment.VISIBLE} would give all local nodes the same GPUs, {', '.join(given)}, and no two nodes may share one"
         cure = f"Remove it; to exclude some GPUs, start Holdfast with {gpu_assignment.VISIBLE}: it distributes the others"
-        yield Problem(field="environment", reason=reason, cure=cure)
-    gpus, wanted = gpu_assignment.visible_gpus(), job.nodes.wanted + job.nodes.spare
+        yield Problem(field="env", reason=reason, cure=cure)
+    gpus, wanted = gpu_assignment.visible_gpus(), job.max_nodes + job.spare_nodes
     if cluster.nodes - len(short_of_gpus(job, cluster)) < wanted:
         each = len(gpu_assignment.split(gpus, cluster.nodes)[0])
         reason = (
             f"local nodes share no GPU: {min(len(gpus), cluster.nodes)} of {cluster.nodes} node(s) have {each} of the {len(gpus)} here, "
-            f"and the job needs {wanted} node(s), spares included, with a GPU for each of {job.nodes.ranks} rank(s)"
+            f"and the job needs {wanted} node(s), spares included, with a GPU for each of {job.ranks_per_node} rank(s)"
         )
-        yield Problem(field="nodes.ranks", reason=reason, cure=gpu_assignment.advice(gpus, wanted, job.nodes.ranks))
+        yield Problem(field="nproc_per_node", reason=reason, cure=gpu_assignment.advice(gpus, wanted, job.ranks_per_node))
 
 
 def _slurm(job: TrainingJob, cluster: SlurmCluster) -> Iterator[Problem]:
-    if job.nodes.labels:
+    if job.node_labels:
         reason = f"cluster '{cluster.name}' is of kind slurm, and its nodes have no labels"
         yield Problem(
-            field="nodes.labels", reason=reason, cure="Use `constraint` of the cluster, which selects nodes by their features in Slurm"
+            field="node_labels", reason=reason, cure="Use `constraint` of the cluster, which selects nodes by their features in Slurm"
         )
-    if cluster.gpus is not None and cluster.gpus < job.nodes.ranks:
-        reason = f"the job has {job.nodes.ranks} ranks on each node, but the cluster requests {cluster.gpus} GPU(s)"
-        yield Problem(field="nodes.ranks", reason=reason, cure="Lower it, or raise `gpus` of the cluster")
+    if cluster.gpus is not None and cluster.gpus < job.ranks_per_node:
+        reason = f"the job has {job.ranks_per_node} ranks on each node, but the cluster requests {cluster.gpus} GPU(s)"
+        yield Problem(field="nproc_per_node", reason=reason, cure="Lower it, or raise `gpus` of the cluster")
 
 
 def _shared_paths(job: TrainingJob) -> Iterator[Problem]:

@@ -28,9 +28,9 @@ from holdfast.spec.cluster_settings import (
     BurnInSettings,
     DomainsField,
     MaintenanceField,
-    Notice,
-    NoticeField,
-    PlanField,
+    MaintenanceFileField,
+    PreemptionNotice,
+    PreemptionNoticeField,
     Quarantine,
     QuarantineField,
     check_maintenance,
@@ -83,21 +83,21 @@ class LocalCluster(SpecModel):
     directory: NonEmptyText | None = Field(
         default=None, description="Folder that holds the nodes; empty: `clusters/NAME` in Holdfast's own folder."
     )
-    domains: DomainsField = Field(default={})
+    failure_domains: DomainsField = Field(default={})
     quarantine: QuarantineField = Quarantine()
     burn_in: BurnInField = BurnInSettings()
     maintenance: MaintenanceField = Field(default=[])
-    notice: NoticeField = Notice()
-    plan: PlanField = None
+    preemption_notice: PreemptionNoticeField = PreemptionNotice()
+    maintenance_file: MaintenanceFileField = None
 
     @model_validator(mode="after")
     def _check_nodes(self) -> Self:
         known = self.names
-        for node in self.domains:
+        for node in self.failure_domains:
             if node not in known:
                 reason = f"there is no node '{node[:80]}' in a cluster of {self.nodes}"
-                raise contradiction(f"domains.{node[:80]}", reason, f"Name one of {known[0]} to {known[-1]}")
-        check_maintenance(self.maintenance, known, self.domains)
+                raise contradiction(f"failure_domains.{node[:80]}", reason, f"Name one of {known[0]} to {known[-1]}")
+        check_maintenance(self.maintenance, known, self.failure_domains)
         return self
 
     @property
@@ -117,7 +117,7 @@ class LocalCluster(SpecModel):
     @property
     def windows(self) -> tuple[MaintenanceWindow, ...]:
         """Return the maintenance windows, each with its nodes."""
-        return tuple(one.window(self.names, self.domains) for one in self.maintenance)
+        return tuple(one.window(self.names, self.failure_domains) for one in self.maintenance)
 
     @property
     def home(self) -> Path:
@@ -170,10 +170,10 @@ class SshHost(SpecModel):
         "separate folders.",
     )
     interface: Interface | None = Field(default=None, description="Its interface for training traffic; empty: the cluster's.")
-    domain: NonEmptyText | None = Field(default=None, description="Its failure domain, e.g. `rack-a`: what `maintenance` may name.")
+    failure_domain: NonEmptyText | None = Field(default=None, description="Its failure domain, e.g. `rack-a`: what `maintenance` may name.")
     gpus: Gpus | None = Field(default=None, description="Number of its GPUs; empty: the cluster's.")
     labels: dict[Label, NonEmptyText] = Field(
-        default={}, description="Its properties, e.g. `{gpu: h200}`: a job may require them with `nodes.labels`."
+        default={}, description="Its properties, e.g. `{gpu: h200}`: a job may require them with `node_labels`."
     )
 
     @model_validator(mode="after")
@@ -244,14 +244,14 @@ class SshCluster(SpecModel):
     gpus: Gpus | None = Field(
         default=None, description="GPUs of each node: `holdfast nodes check` finds nodes with another number; empty: it only compares them."
     )
-    misses: StrictInt = Field(
+    failure_threshold: StrictInt = Field(
         default=3, ge=1, le=100, description="Consecutive health checks without an answer before a node counts as unreachable."
     )
     quarantine: QuarantineField = Quarantine()
     burn_in: BurnInField = BurnInSettings()
     maintenance: MaintenanceField = Field(default=[])
-    notice: NoticeField = Notice()
-    plan: PlanField = None
+    preemption_notice: PreemptionNoticeField = PreemptionNotice()
+    maintenance_file: MaintenanceFileField = None
 
     @property
     def machines(self) -> list[SshHost]:
@@ -274,9 +274,9 @@ class SshCluster(SpecModel):
         return {name: count for name, count in counts.items() if count is not None}
 
     @property
-    def domains(self) -> dict[str, str]:
+    def failure_domains(self) -> dict[str, str]:
         """Return the failure domain of each node that has one."""
-        return {host.name: host.domain for host in self.machines if host.domain is not None}
+        return {host.name: host.failure_domain for host in self.machines if host.failure_domain is not None}
 
     @property
     def directories(self) -> dict[str, str]:
@@ -291,11 +291,11 @@ class SshCluster(SpecModel):
     @property
     def windows(self) -> tuple[MaintenanceWindow, ...]:
         """Return the maintenance windows, each with its nodes."""
-        return tuple(one.window(self.names, self.domains) for one in self.maintenance)
+        return tuple(one.window(self.names, self.failure_domains) for one in self.maintenance)
 
     @model_validator(mode="after")
     def _check_maintenance(self) -> Self:
-        check_maintenance(self.maintenance, self.names, self.domains)
+        check_maintenance(self.maintenance, self.names, self.failure_domains)
         return self
 
     @model_validator(mode="after")

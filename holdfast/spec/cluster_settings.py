@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Literal
 
+from annotated_types import Gt, Le
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictInt
 from pydantic_core import PydanticCustomError
 
 from detectors.catalogue import AREAS
 from holdfast.spec.job import NonEmptyText, SpecModel
 from holdfast.spec.names import contradiction, expand_names
-from holdfast.spec.units import Duration, PositiveDuration, Size, duration_field, size_field
+from holdfast.spec.units import Duration, Percent, PositiveDuration, Size, SizeOrZero, duration_field, size_field
 from policies.burn_in import BurnInThresholds
 from policies.cordons import Rules
 from policies.maintenance import MaintenanceWindow
@@ -24,35 +25,33 @@ from policies.maintenance import MaintenanceWindow
 class Quarantine(SpecModel):
     """When a node is taken out of service, for how long, and how many at most. The same for all jobs of the cluster."""
 
-    share: float = Field(
+    max_unavailable: Annotated[Percent, Gt(0)] = Field(
         default=0.25,
-        gt=0,
-        le=1,
-        allow_inf_nan=False,
+        json_schema_extra={"default": "25%"},
         description="Share of the cluster's nodes that may be out of service before programs isolate no further one; one node "
         "always may. People may cordon any number (`holdfast nodes hold`).",
     )
-    doubts: StrictInt = Field(
+    max_minor_faults: StrictInt = Field(
         default=3,
         ge=0,
-        description="Number of minor faults of a node within `doubt_for` that quarantine it; each makes it suspect; 0: never.",
+        description="Number of minor faults of a node within `suspect_for` that quarantine it; each makes it suspect; 0: never.",
     )
-    doubt_for: PositiveDuration = duration_field("1d", description="How long a node stays suspect: used only if there is no better one.")
-    due_after: Duration = duration_field(
+    suspect_for: PositiveDuration = duration_field("1d", description="How long a node stays suspect: used only if there is no better one.")
+    burn_in_after: Duration = duration_field(
         "1h",
         description="A quarantined node is due for a burn-in after this time, doubled by each further quarantine or failed burn-in.",
     )
-    retire_after: StrictInt = Field(
-        default=4, ge=0, description="Quarantines of a node within `counted_for` that decommission it; 0: programs never do."
+    decommission_after: StrictInt = Field(
+        default=4, ge=0, description="Quarantines of a node within `window` that decommission it; 0: programs never do."
     )
-    retire_after_failed: StrictInt = Field(
-        default=5, ge=0, description="Number of failed burn-ins of a node within `counted_for` that decommission it; 0: they never do."
+    decommission_after_failed: StrictInt = Field(
+        default=5, ge=0, description="Number of failed burn-ins of a node within `window` that decommission it; 0: they never do."
     )
-    counted_for: PositiveDuration = duration_field("30d", description="How long a quarantine or a failed burn-in counts.")
-    ask: Duration = duration_field(
+    window: PositiveDuration = duration_field("30d", description="How long a quarantine or a failed burn-in counts.")
+    approval_timeout: Duration = duration_field(
         "30m",
-        description="How long programs wait for an approval (`holdfast approve`, or the Prefect UI) before they isolate more than `share` "
-        "of the cluster, or so many of a job's nodes that too few remain. Without an answer the cluster's nodes stay in "
+        description="How long programs wait for an approval (`holdfast approve`, or the Prefect UI) before they isolate more than "
+        "`max_unavailable` of the cluster, or so many of a job's nodes that too few remain. Without an answer the cluster's nodes stay in "
         "service, and the job waits for nodes to replace its unhealthy ones; 0: no approval is requested.",
     )
 
@@ -60,13 +59,13 @@ class Quarantine(SpecModel):
     def rules(self) -> Rules:
         """Return these settings as the state machine of nodes reads them."""
         return Rules(
-            share=self.share,
-            doubts=self.doubts,
-            doubt_window=self.doubt_for.total_seconds(),
-            cool=self.due_after.total_seconds(),
-            retire=self.retire_after,
-            failures=self.retire_after_failed,
-            window=self.counted_for.total_seconds(),
+            max_unavailable=self.max_unavailable,
+            doubts=self.max_minor_faults,
+            doubt_window=self.suspect_for.total_seconds(),
+            cool=self.burn_in_after.total_seconds(),
+            retire=self.decommission_after,
+            failures=self.decommission_after_failed,
+            window=self.window.total_seconds(),
         )
 
 
@@ -79,33 +78,40 @@ def _component(name: str) -> str:
     raise PydanticCustomError("component", "no component is called {shown}", {"shown": repr(name)[:80], "cure": cure})
 
 
-class BurnInLimits(SpecModel):
+class BurnInThresholdSettings(SpecModel):
     """What a node must reach to pass a burn-in. 0: no limit."""
 
-    disk: float = Field(default=20.0, ge=0, allow_inf_nan=False, description="Minimum write rate of its disk in MB/s, flush included.")
-    network: float = Field(
-        default=50.0, ge=0, allow_inf_nan=False, description="Minimum rate between two nodes in MB/s, each way; 1 Gbit/s gives about 115."
+    min_disk_bandwidth: SizeOrZero = size_field("20MB", description="Minimum write rate of its disk in bytes per second, flush included.")
+    min_network_bandwidth: SizeOrZero = size_field(
+        "50MB", description="Minimum rate between two nodes in bytes per second, each way; 1 Gbit/s gives about 115 MB."
     )
-    latency: Duration = duration_field("20ms", description="Maximum round trip of a message to another node, median of 50.")
-    clock: Duration = duration_field("1s", description="Maximum offset of a node's clock from that of the machine that runs the burn-in.")
+    max_latency: Duration = duration_field("20ms", description="Maximum round trip of a message to another node, median of 50.")
+    max_clock_offset: Duration = duration_field(
+        "1s", description="Maximum offset of a node's clock from that of the machine that runs the burn-in."
+    )
 
     @property
     def limits(self) -> BurnInThresholds:
         """Return these settings as the checks read them."""
         return BurnInThresholds(
-            disk=self.disk, network=self.network, latency=1000 * self.latency.total_seconds(), clock=self.clock.total_seconds()
+            disk=self.min_disk_bandwidth / 1e6,
+            network=self.min_network_bandwidth / 1e6,
+            latency=1000 * self.max_latency.total_seconds(),
+            clock=self.max_clock_offset.total_seconds(),
         )
 
 
 class BurnInSettings(SpecModel):
     """How nodes are tested before jobs use them: after a quarantine, by hand, and before a launch."""
 
-    seconds: PositiveDuration = duration_field("60s", description="Duration of a burn-in on a node, all checks but the network.")
-    memory_share: float = Field(default=0.25, gt=0, le=0.9, allow_inf_nan=False, description="Share of the free memory that is tested.")
-    memory_most: Size = size_field("64GB", description="Maximum memory that is tested on a node.")
+    duration: PositiveDuration = duration_field("60s", description="Duration of a burn-in on a node, all checks but the network.")
+    memory: Annotated[Percent, Gt(0), Le(0.9)] = Field(
+        default=0.25, json_schema_extra={"default": "25%"}, description="Share of the free memory that is tested."
+    )
+    max_memory: Size = size_field("64GB", description="Maximum memory that is tested on a node.")
     disk_size: Size = size_field("512MB", description="How much is written to a node's disk.")
     network_size: Size = size_field("256MB", description="How much each of two nodes sends to the other.")
-    folder: NonEmptyText | None = Field(
+    directory: NonEmptyText | None = Field(
         default=None, description="Folder on the nodes in which their disk is tested; empty: the node's own, over SSH `/var/tmp`."
     )
     port: StrictInt = Field(
@@ -123,7 +129,7 @@ class BurnInSettings(SpecModel):
         description="Whether nodes run a short burn-in before a launch, while their agents start, and are used last if they fail it; "
         "empty: over SSH yes, on this machine no.",
     )
-    limits: BurnInLimits = Field(default=BurnInLimits(), description="What a node must reach.")
+    thresholds: BurnInThresholdSettings = Field(default=BurnInThresholdSettings(), description="What a node must reach.")
 
 
 def _node_range(text: str) -> str:
@@ -164,17 +170,19 @@ class Maintenance(SpecModel):
     """A time at which nodes are unavailable: some time before, jobs get none of them and ranks on them migrate."""
 
     nodes: list[Annotated[NonEmptyText, AfterValidator(_node_range)]] = Field(
-        default=[], description="Names of nodes, or ranges such as `gpu-[01-16]`; if `domains` is empty too: all."
+        default=[], description="Names of nodes, or ranges such as `gpu-[01-16]`; if `failure_domains` is empty too: all."
     )
-    domains: list[NonEmptyText] = Field(default=[], description="Failure domains whose nodes are included.")
-    begins: Annotated[datetime, BeforeValidator(_time)] = Field(
+    failure_domains: list[NonEmptyText] = Field(default=[], description="Failure domains whose nodes are included.")
+    start: Annotated[datetime, BeforeValidator(_time)] = Field(
         description="Date and time, e.g. `2026-12-01 22:00`; without a zone the time of the machine that the controller runs on."
     )
-    lasts: PositiveDuration = duration_field("4h", description="How long the nodes are unavailable; afterwards they return by themselves.")
-    every: PositiveDuration | None = Field(
+    duration: PositiveDuration = duration_field(
+        "4h", description="How long the nodes are unavailable; afterwards they return by themselves."
+    )
+    interval: PositiveDuration | None = Field(
         default=None, description="From the start of one window to that of the next, e.g. `1d` or `7d`; empty: it does not repeat."
     )
-    ahead: PositiveDuration = duration_field(
+    lead_time: PositiveDuration = duration_field(
         "30m", description="How long before the start jobs no longer get the nodes, and ranks on them migrate."
     )
     reason: NonEmptyText = Field(default="maintenance", description="What is done; shown wherever the nodes are listed.")
@@ -182,30 +190,30 @@ class Maintenance(SpecModel):
     def window(self, names: Sequence[str], domains: Mapping[str, str]) -> MaintenanceWindow:
         """Return the window with its nodes, of a cluster with nodes *names* and failure *domains* (by node)."""
         meant = {name for text in self.nodes for name in expand_names(text)} | {
-            node for node, one in domains.items() if one in self.domains
+            node for node, one in domains.items() if one in self.failure_domains
         }
-        everything = not self.nodes and not self.domains
+        everything = not self.nodes and not self.failure_domains
         return MaintenanceWindow(
             nodes=frozenset(names) if everything else frozenset(meant) & frozenset(names),
-            begins=self.begins,
-            lasts=self.lasts,
-            every=self.every,
-            ahead=self.ahead,
+            start=self.start,
+            duration=self.duration,
+            interval=self.interval,
+            lead_time=self.lead_time,
             reason=self.reason,
         )
 
     def problems(self, names: Sequence[str], domains: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
         """Yield field, reason and cure of all that contradicts itself or the cluster."""
-        if self.every is not None and self.every < self.lasts:
-            yield "every", "the next window begins before this one ends", "Raise `every`, or lower `lasts`"
+        if self.interval is not None and self.interval < self.duration:
+            yield "interval", "the next window begins before this one ends", "Raise `interval`, or lower `duration`"
         unknown = [name for text in self.nodes for name in expand_names(text) if name not in names]
         if unknown:
             yield "nodes", f"the cluster has no node '{unknown[0][:80]}'", f"Name nodes of the cluster, such as {names[0]}"
-        unknown = [one for one in self.domains if one not in domains.values()]
+        unknown = [one for one in self.failure_domains if one not in domains.values()]
         if unknown:
             known = ", ".join(sorted(set(domains.values()))[:5])
             cure = f"Name one of {known}" if known else "Name the nodes instead: this cluster has no failure domains"
-            yield "domains", f"no node is in a failure domain '{unknown[0][:80]}'", cure
+            yield "failure_domains", f"no node is in a failure domain '{unknown[0][:80]}'", cure
 
 
 def check_maintenance(plan: Sequence[Maintenance], names: Sequence[str], domains: Mapping[str, str]) -> None:
@@ -215,7 +223,7 @@ def check_maintenance(plan: Sequence[Maintenance], names: Sequence[str], domains
             raise contradiction(f"maintenance[{number}].{field}", reason, cure)
 
 
-class Notice(SpecModel):
+class PreemptionNotice(SpecModel):
     """Where a node's preemption notice appears: agents poll there while a job runs. SIGTERM to an agent always is such a notice."""
 
     file: NonEmptyText | None = Field(
@@ -236,27 +244,27 @@ class Notice(SpecModel):
     signals: list[Literal["SIGUSR1", "SIGUSR2", "SIGHUP", "SIGPWR", "SIGXCPU"]] = Field(
         default=[], description="Signals to the agent that are notices, too."
     )
-    every: PositiveDuration = duration_field("5s", description="Polling interval.")
+    interval: PositiveDuration = duration_field("5s", description="Polling interval.")
     timeout: PositiveDuration = duration_field("2s", description="Timeout of a request; one without an answer is no notice.")
-    lasts: PositiveDuration = duration_field("2m", description="From the notice to the end of the node.")
+    lead_time: PositiveDuration = duration_field("2m", description="From the notice to the end of the node.")
 
     def for_agents(self) -> dict[str, object]:
         """Return the settings as agents read them; times in seconds, signals as numbers."""
         return {
             **self.model_dump(include={"file", "url", "token_url", "headers", "pattern"}),
             "signals": [int(getattr(signal, name)) for name in self.signals],
-            **{name: getattr(self, name).total_seconds() for name in ("every", "timeout", "lasts")},
+            **{name: getattr(self, name).total_seconds() for name in ("interval", "timeout", "lead_time")},
         }
 
 
 QuarantineField = Annotated[Quarantine, Field(description="When nodes are taken out of service.")]
 BurnInField = Annotated[BurnInSettings, Field(description="How nodes are tested before they return to service.")]
 MaintenanceField = Annotated[list[Maintenance], Field(description="Times at which nodes are unavailable.")]
-NoticeField = Annotated[Notice, Field(description="Where preemption notices of nodes appear.")]
-PlanField = Annotated[
+PreemptionNoticeField = Annotated[PreemptionNotice, Field(description="Where preemption notices of nodes appear.")]
+MaintenanceFileField = Annotated[
     NonEmptyText | None,
     Field(
-        description="YAML file whose `maintenance` and `notice` are reread while jobs run; empty: the file that describes the cluster.",
+        description="YAML file whose `maintenance` and `preemption_notice` are reread while jobs run; empty: the file that describes the cluster.",
     ),
 ]
 DomainsField = Annotated[

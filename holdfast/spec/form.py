@@ -6,6 +6,7 @@ parameters with the JSON schemas here, so that most mistakes are refused before 
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from holdfast.errors import BadParameters, Problem
-from holdfast.spec.job import NAME, TrainingJob, is_policy_file
+from holdfast.spec.job import MODULE, NAME, TrainingJob, is_policy_file
 from holdfast.spec.problems import problems_in
 
 Schema = dict[str, Any]
@@ -25,21 +26,36 @@ SCRIPT_PATTERN: Final = r"absolute path of a script, or a command$.|^(?![^/~\s]\
 """A relative path would be one in the folder that Prefect makes for the run, where no script is."""
 WORKDIR_PATTERN: Final = r"absolute path$.|^$|^[/~]"
 
-FORM_NAMES: Final = {"nodes.wanted": "nnodes", "nodes.ranks": "nproc_per_node", "directory": "workdir", "command": "script"}
+FORM_NAMES: Final = {"command": "script", "module": "script"}
 """Fields of a job that have another name in the form; those neither here nor in `SAME_NAME` are in `advanced`."""
-SAME_NAME: Final = frozenset({"name", "script", "args", "cluster"})
+SAME_NAME: Final = frozenset({"name", "script", "args", "nnodes", "nproc_per_node", "workdir", "cluster"})
 HOME: Final = "~"
+MIN_NODES: Final = "min_nodes"
+"""The field of *advanced* that is the minimum in `nnodes` of a job file: the form has a number for the nodes."""
+FEWEST_NODES: Final[Schema] = {
+    "anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}],
+    "default": None,
+    "title": "Min Nodes",
+    "description": "Minimum number of nodes that the job may shrink to when nodes are lost; empty: it never shrinks.",
+}
+COUNTED_RANKS: Final[Schema] = {
+    "anyOf": [{"enum": ["auto", "gpu", "cpu"], "type": "string"}, {"type": "null"}],
+    "default": None,
+    "title": "Nproc Per Node",
+    "description": "Count the ranks on each node, in place of the number above: `gpu` (one for each GPU), `cpu` (one for each CPU), or "
+    "`auto` (`gpu` if the node has GPUs, else `cpu`); empty: the number above.",
+}
 
 
 def job_of(fields: Mapping[str, Any], advanced: Mapping[str, Any]) -> TrainingJob:
     """Return the job that the parameters describe; raise `BadParameters` with all problems."""
     try:
-        nodes = advanced.get("nodes") or {}
-        if not isinstance(nodes, Mapping):
-            raise BadParameters((Problem(field="advanced.nodes", reason=f"{nodes!r:.80} holds no fields", cure="Write an object"),))
         program = _program(fields["script"], fields["args"], fields["workdir"])
-        given = {**advanced, "nodes": {**nodes, "wanted": fields["nnodes"], "ranks": fields["nproc_per_node"]}}
-        job = TrainingJob.model_validate({**given, "name": fields["name"], **program})
+        given = {name: value for name, value in advanced.items() if name != MIN_NODES and (name, value) != ("nproc_per_node", None)}
+        nnodes = fields["nnodes"] if advanced.get(MIN_NODES) is None else f"{advanced[MIN_NODES]}:{fields['nnodes']}"
+        job = TrainingJob.model_validate(
+            {"nproc_per_node": fields["nproc_per_node"], **given, "nnodes": nnodes, "name": fields["name"], **program}
+        )
     except ValidationError as error:
         raise BadParameters(tuple(as_form_problems(problems_in(error, TrainingJob)))) from None
     return job.model_copy(update={"policy": str(job.inside(job.policy))}) if is_policy_file(job.policy) else job
@@ -51,18 +67,21 @@ def parameters_of(job: TrainingJob, cluster: Any = None, *, standby: bool = Fals
     *cluster* is a cluster, its fields, or a name for it; None: this machine.
     """
     fields = job.model_dump(mode="json", exclude_defaults=True)
-    nodes = {name: value for name, value in fields.pop("nodes", {}).items() if name not in {"wanted", "ranks"}}
-    program = {name: fields.pop(name, None) for name in ("name", "script", "command", "args", "directory")}
+    own = {name: fields.pop(name, None) for name in ("name", "script", "module", "command", "args", "workdir", "nnodes")}
+    if isinstance(job.nproc_per_node, int):
+        fields.pop("nproc_per_node", None)
     if job.script is not None and not job.script.endswith(".py"):
         cure = "Rename it, or make it a command"
         raise BadParameters((Problem(field="script", reason=f"{job.script!r:.80} does not end in .py", cure=cure),))
-    advanced = {**fields, **({"nodes": nodes} if nodes else {}), **({"standby": True} if standby else {})}
+    fewest = {MIN_NODES: job.min_nodes} if job.min_nodes < job.max_nodes else {}
+    advanced = {**fields, **fewest, **({"standby": True} if standby else {})}
+    program = ["python", "-m", job.module] if job.module is not None else [str(job.inside(job.script or ""))]
     return {
         "name": job.name,
-        "script": shlex.join(job.command or [str(job.inside(job.script or ""))]),
-        "args": shlex.join(program["args"] or []),
-        "nnodes": job.nodes.wanted,
-        "nproc_per_node": job.nodes.ranks,
+        "script": shlex.join(job.command or program),
+        "args": shlex.join(own["args"] or []),
+        "nnodes": job.max_nodes,
+        "nproc_per_node": job.nproc_per_node if isinstance(job.nproc_per_node, int) else 1,
         "workdir": str(job.inside(".")),
         "cluster": "local" if cluster is None else getattr(cluster, "model_dump", lambda **_: cluster)(mode="json"),
         "advanced": advanced,
@@ -94,10 +113,12 @@ def _program(line: str, args: str, workdir: str) -> Schema:
     if relative and not workdir:
         cure = "Write its absolute path, or set `workdir` to its folder"
         raise BadParameters((Problem(field="script", reason=f"{relative[0]} is a relative path, and there is no workdir", cure=cure),))
+    if words[:2] == ["python", "-m"] and len(words) > 2 and re.fullmatch(MODULE, words[2]):  # noqa: PLR2004 (python -m NAME)
+        return {"module": words[2], "args": [*words[3:], *more], "workdir": workdir or HOME}
     if words[0].endswith(".py"):
         folder = workdir or str(Path(words[0]).parent)
-        return {"script": words[0], "args": [*words[1:], *more], "directory": folder}
-    return {"command": [*words, *more], "directory": workdir or HOME}
+        return {"script": words[0], "args": [*words[1:], *more], "workdir": folder}
+    return {"command": [*words, *more], "workdir": workdir or HOME}
 
 
 def _words(line: str, field: str) -> list[str]:
@@ -115,14 +136,13 @@ def advanced_schema() -> Schema:
     """Return the schema of *advanced*: all fields of a job that the form has no field of its own for, and `standby`."""
     whole = TrainingJob.model_json_schema()
     strict = _without_references(whole, whole.pop("$defs"))
-    for name in ("name", "script", "command", "args", "directory"):
+    for name in ("name", "script", "module", "command", "args", "workdir", "nnodes"):
         del strict["properties"][name]
-    for name in ("wanted", "ranks"):
-        del strict["properties"]["nodes"]["properties"][name]
+    strict["properties"] = {MIN_NODES: FEWEST_NODES, **strict["properties"]}
+    strict["properties"]["nproc_per_node"] = COUNTED_RANKS
     for name, field in strict["properties"].items():
         if "properties" in field:
             field["title"] = name.capitalize()
-    strict["properties"]["nodes"] |= {"description": "Spare nodes, hot spares, and how far the job may shrink."}
     strict["properties"]["standby"] = {
         "type": "boolean",
         "title": "Standby",

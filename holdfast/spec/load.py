@@ -16,7 +16,7 @@ from holdfast.errors import BadFile, Problem
 from holdfast.secrets import is_secret_reference
 from holdfast.spec.check import checks
 from holdfast.spec.cluster import KINDS, Cluster, LocalCluster, SshHop, SshHost, kind_of
-from holdfast.spec.job import TrainingJob, contradictions, is_policy_file
+from holdfast.spec.job import PROGRAMS, TrainingJob, contradictions, is_policy_file
 from holdfast.spec.problems import dotted, nearest, path_of, problems_in, shown
 from holdfast.spec.python_file import values_of
 from holdfast.spec.slurm import SlurmCluster
@@ -27,8 +27,6 @@ SLURM: Final = ("scontrol", "squeue", "sbatch", "srun")
 """Commands without which no allocation can be used."""
 LOGIN: Final = ("key", "passphrase")
 """Fields of a machine that name files."""
-PROGRAMS: Final = frozenset({"script", "command"})
-"""Fields of which every job has one, and no cluster."""
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -77,7 +75,7 @@ def reread_cluster(path: str | os.PathLike[str]) -> Cluster:
         fields, under = fields_of(document), ""
         if "cluster" in fields:
             fields, under = fields["cluster"], "cluster"
-        elif fields.keys() & PROGRAMS:
+        elif fields.keys() & set(PROGRAMS):
             fields = {}
         draft.cluster = _cluster(fields, draft.problems, document, under)
     except Unreadable as error:
@@ -169,13 +167,13 @@ def _cluster_draft(path: Path) -> Draft:
 
 
 def _expect_a_job(fields: Mapping[str, Any], path: Path) -> None:
-    if fields.keys() & {"kind", "hosts"} and not fields.keys() & PROGRAMS:
+    if fields.keys() & {"kind", "hosts"} and not fields.keys() & set(PROGRAMS):
         cure = f"Name a job's file, with `name:` and `script:`, and this one with `--cluster {shown(path.name)}`"
         raise Unreadable(Problem(field="file", reason="describes a cluster, not a job", cure=cure))
 
 
 def _expect_a_cluster(fields: Mapping[str, Any]) -> None:
-    if fields.keys() & PROGRAMS:
+    if fields.keys() & set(PROGRAMS):
         cure = "Name a cluster's file, with `kind:` and its nodes: what is under `cluster:` of a job may be a file of its own"
         raise Unreadable(Problem(field="file", reason="describes a job, not a cluster", cure=cure))
 
@@ -187,32 +185,32 @@ def _with_absolute_paths(draft: Draft, path: Path) -> Draft:
     """Make the folders in *draft* absolute, as seen from the file's own folder."""
     home = path.absolute().parent
     if draft.job is not None:
-        directory = Path(home, Path(draft.job.directory).expanduser())
+        directory = Path(home, Path(draft.job.workdir).expanduser())
         plan = draft.job.checkpoint
         if plan.directory is not None:
             plan = plan.model_copy(update={"directory": str(Path(directory, Path(plan.directory).expanduser()))})
         policy = draft.job.policy
         policy = str(Path(home, Path(policy).expanduser())) if is_policy_file(policy) else policy
-        draft.job = draft.job.model_copy(update={"directory": os.path.normpath(directory), "checkpoint": plan, "policy": policy})
+        draft.job = draft.job.model_copy(update={"workdir": os.path.normpath(directory), "checkpoint": plan, "policy": policy})
     if draft.cluster is not None:
         draft.cluster = _absolute_cluster(draft.cluster, home)
-        if draft.cluster.plan is None and path.suffix.lower() in YAML:  # a module would have to be run again
-            draft.cluster = draft.cluster.model_copy(update={"plan": str(path.absolute())})
+        if draft.cluster.maintenance_file is None and path.suffix.lower() in YAML:  # a module would have to be run again
+            draft.cluster = draft.cluster.model_copy(update={"maintenance_file": str(path.absolute())})
     return draft
 
 
 def _absolute_cluster(cluster: Cluster, home: Path) -> Cluster:
     """Make the files and folders that *cluster* names absolute."""
     if isinstance(cluster, LocalCluster):
-        return cluster.model_copy(update=_absolute(cluster, home, "directory", "plan"))
+        return cluster.model_copy(update=_absolute(cluster, home, "directory", "maintenance_file"))
     if isinstance(cluster, SlurmCluster):  # its folder is on the nodes
-        return cluster.model_copy(update=_absolute(cluster, home, "plan"))
+        return cluster.model_copy(update=_absolute(cluster, home, "maintenance_file"))
 
     def hops(jump: list[SshHop] | None) -> list[SshHop] | None:
         return None if jump is None else [hop.model_copy(update=_absolute(hop, home, *LOGIN)) for hop in jump]
 
     hosts = [host.model_copy(update={**_absolute(host, home, *LOGIN), "jump": hops(host.jump)}) for host in cluster.hosts]
-    files = _absolute(cluster, home, *LOGIN, "known_hosts", "plan")
+    files = _absolute(cluster, home, *LOGIN, "known_hosts", "maintenance_file")
     return cluster.model_copy(update={**files, "hosts": hosts, "jump": hops(cluster.jump)})
 
 
@@ -250,7 +248,7 @@ def validated(model: type[ModelT], fields: object, problems: list[Problem], docu
     except ValidationError as error:
         found = problems_in(error, model)
         if model is TrainingJob and isinstance(fields, Mapping) and error.errors()[0]["type"] != "contradiction":
-            meant = {name for name in ("script", "command") if any(f"'{name}'" in problem.cure for problem in found)}
+            meant = {name for name in PROGRAMS if any(f"'{name}'" in problem.cure for problem in found)}
             found += [problem for problem in contradictions(dict(fields)) if not (problem.field == "script" and meant)]
         problems += [located(document, problem, under) for problem in found]
         return _valid_part(model, fields, error)

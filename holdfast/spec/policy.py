@@ -16,10 +16,19 @@ from detectors.all_kinds import CATALOGUE
 from detectors.associations import belongs
 from detectors.catalogue import NO_ACTION_NEEDED, RecommendedAction
 from holdfast.errors import BadFile, Problem
-from holdfast.spec.job import Budget, RecoveryDeadlines, SpecModel, TrainingJob, is_policy_file
+from holdfast.spec.job import (
+    MaxRecoveries,
+    MaxRecoveriesWithoutProgress,
+    MaxRestartsInPlace,
+    PolicyRecoveryTimeouts,
+    RecoveryWindow,
+    SpecModel,
+    TrainingJob,
+    is_policy_file,
+)
 from holdfast.spec.load import YAML, fields_of, located, read_yaml, validated
 from holdfast.spec.problems import nearest, shown
-from holdfast.spec.units import Duration, PositiveDuration
+from holdfast.spec.units import Duration, Percent, PositiveDuration
 from holdfast.spec.yaml_text import Unreadable
 from policies.case import RecoveryAction
 from policies.escalation import NOTING, ORDERS
@@ -28,7 +37,9 @@ from policies.policy import BASE, NAMED, Policy
 LONGEST: Final = timedelta(days=30)
 """The longest window in which faults are counted: the history is not read further back."""
 ACTIONS: Final = tuple(
-    action.value for action in RecoveryAction if action not in {RecoveryAction.GIVE_UP, RecoveryAction.ASK_A_PERSON, RecoveryAction.GO_BACK}
+    action.value
+    for action in RecoveryAction
+    if action not in {RecoveryAction.FAIL, RecoveryAction.REQUEST_APPROVAL, RecoveryAction.ROLLBACK}
 )
 Value = TypeVar("Value")
 
@@ -51,7 +62,7 @@ def _recommended_action(action: object) -> object:
 
 def _action(action: str) -> str:
     """Refuse an unknown recovery action."""
-    if action == RecoveryAction.GIVE_UP:
+    if action == RecoveryAction.FAIL:
         raise PydanticCustomError("action", "'{action}' always comes last", {"action": action, "cure": "Leave it out"})
     if action not in ACTIONS:
         cure = nearest(action, list(ACTIONS)) or f"Write one of {', '.join(ACTIONS)}"
@@ -62,21 +73,18 @@ def _action(action: str) -> str:
 Window = Annotated[PositiveDuration, Field(le=LONGEST)]
 
 
-class CommonFault(SpecModel):
+class CorrelatedFaults(SpecModel):
     """When a fault is attributed to no node, because it occurs on many: the software or something that nodes share causes it."""
 
-    nodes: StrictInt | None = Field(default=None, ge=0, description="Number of nodes from which on none is blamed; 0: never; else 3.")
-    share: float | None = Field(
+    min_nodes: StrictInt | None = Field(default=None, ge=0, description="Number of nodes from which on none is blamed; 0: never; else 3.")
+    min_share: Percent | None = Field(
         default=None,
-        ge=0,
-        le=1,
-        allow_inf_nan=False,
-        description="The same as a share of the job's nodes, at least two of them; 0: never; else 0.",
+        description="The same as a share of the job's nodes, e.g. `25%`, at least two of them; `0%`: never; else `0%`.",
     )
     window: Window | None = Field(default=None, description="Within which they occur; at most 30 days; else 10m.")
 
 
-class FrequentFault(SpecModel):
+class RecurringFaults(SpecModel):
     """When a node is replaced because the same fault recurs on it, even if a restart in place would be allowed."""
 
     times: StrictInt | None = Field(
@@ -85,13 +93,13 @@ class FrequentFault(SpecModel):
         description="Incidents of one kind attributed to GPU, node, network or storage, on one node (one device, where it is known) "
         "until it is replaced; 0: never; else 4, `patient` 6, `aggressive` 3.",
     )
-    processes: StrictInt | None = Field(
+    process_times: StrictInt | None = Field(
         default=None, ge=0, description="The same for kinds attributed to processes or to nothing; 0: never; else 0."
     )
     window: Window | None = Field(default=None, description="Within which they occur; at most 30 days; else 1d.")
 
 
-class FlappingFault(SpecModel):
+class FlappingFaults(SpecModel):
     """When a node is replaced because a fault comes and goes on it, even if training continued each time."""
 
     times: StrictInt | None = Field(
@@ -101,54 +109,52 @@ class FlappingFault(SpecModel):
         "`patient` 8, `aggressive` 3.",
     )
     window: Window | None = Field(default=None, description="Within which it occurs this often; at most 30 days; else 10m.")
-    apart: Duration | None = Field(
+    min_gap: Duration | None = Field(
         default=None, description="From one occurrence to the next; a report before that is the same one; else 5s."
     )
 
 
-class SlowRanks(SpecModel):
+class Stragglers(SpecModel):
     """When a rank that slows the others down is migrated to another node, under `checks.straggler: auto`."""
 
-    factor: float | None = Field(
+    min_cost_ratio: float | None = Field(
         default=None,
         ge=1,
         allow_inf_nan=False,
         description="Staying must cost this many times what a migration costs; else 3, `patient` 10, `aggressive` 1.5.",
     )
-    least: Duration | None = Field(default=None, description="Time that a migration must save; else 1m, `patient` 10m, `aggressive` 10s.")
+    min_saving: Duration | None = Field(
+        default=None, description="Time that a migration must save; else 1m, `patient` 10m, `aggressive` 10s."
+    )
     horizon: PositiveDuration | None = Field(
         default=None, description="Time over which costs are compared when the number of remaining steps is unknown; else 1h."
     )
-    each: StrictInt | None = Field(
+    max_migrations_per_rank: StrictInt | None = Field(
         default=None, ge=1, description="Migrations of one rank, or away from one node, within the window, under `migrate` too; else 1."
     )
-    most: StrictInt | None = Field(
+    max_migrations: StrictInt | None = Field(
         default=None, ge=0, description="Migrations of slow ranks of a job within the window; 0: none; else 4, `patient` 2, `aggressive` 8."
     )
     window: Window | None = Field(default=None, description="Within which migrations are counted; at most 30 days; else 1d.")
 
 
 class LossRecovery(SpecModel):
-    """What is done when the loss stays NaN or infinite. `recommended_actions: {loss-lost: monitor}` only reports it."""
+    """What is done when the loss stays NaN or infinite. `recommended_actions: {loss-diverged: monitor}` only reports it."""
 
-    same_data: StrictInt | None = Field(
+    retries_with_same_data: StrictInt | None = Field(
         default=None, ge=0, description="Number of times that the job first goes back to an earlier state, with the same data; else 1."
     )
-    without_batch: StrictInt | None = Field(
+    retries_without_batches: StrictInt | None = Field(
         default=None,
         ge=0,
         description="Number of times after that without the batches of the step in question and of the one before; else 1.",
     )
-    near: StrictInt | None = Field(
+    max_step_gap: StrictInt | None = Field(
         default=None, ge=0, description="Steps by which two such losses may be apart and still count as the same; else 100."
     )
 
 
-class PolicyBudget(Budget):
-    """How many recoveries a job may have; values of the job file take precedence."""
-
-
-class PolicyDeadlines(RecoveryDeadlines):
+class PolicyTimeoutSettings(PolicyRecoveryTimeouts):
     """How long each action may take; values of the job file take precedence."""
 
 
@@ -166,13 +172,18 @@ class PolicyFile(SpecModel):
         min_length=1,
         description=f"What is tried, in this order, of {', '.join(f'`{action}`' for action in ACTIONS)}; then the job fails.",
     )
-    budget: PolicyBudget = Field(default=PolicyBudget(), description="How many recoveries a job may have.")
-    deadlines: PolicyDeadlines = Field(default=PolicyDeadlines(), description="How long each action may take.")
-    common: CommonFault = Field(default=CommonFault(), description="The same fault on many nodes is attributed to none of them.")
-    frequent: FrequentFault = Field(default=FrequentFault(), description="The same fault too often on one node.")
-    flapping: FlappingFault = Field(default=FlappingFault(), description="A fault that comes and goes on one node.")
-    slowness: SlowRanks = Field(default=SlowRanks(), description="Ranks that slow the others down.")
-    bad_loss: LossRecovery = Field(default=LossRecovery(), description="The loss stays NaN or infinite.")
+    max_recoveries: MaxRecoveries = None
+    max_restarts_in_place: MaxRestartsInPlace = None
+    max_recoveries_without_progress: MaxRecoveriesWithoutProgress = None
+    recovery_window: RecoveryWindow = None
+    timeouts: PolicyTimeoutSettings = Field(default=PolicyTimeoutSettings(), description="How long each action may take.")
+    correlated: CorrelatedFaults = Field(
+        default=CorrelatedFaults(), description="The same fault on many nodes is attributed to none of them."
+    )
+    recurring: RecurringFaults = Field(default=RecurringFaults(), description="The same fault too often on one node.")
+    flapping: FlappingFaults = Field(default=FlappingFaults(), description="A fault that comes and goes on one node.")
+    stragglers: Stragglers = Field(default=Stragglers(), description="Ranks that slow the others down.")
+    diverged_loss: LossRecovery = Field(default=LossRecovery(), description="The loss stays NaN or infinite.")
 
     @field_validator("actions")
     @classmethod
@@ -237,18 +248,18 @@ def review_policy(path: str | os.PathLike[str]) -> tuple[PolicyFile | None, list
 def policy_of(file: PolicyFile, *, name: str) -> Policy:
     """Return the policy that *file* describes, completed from the one that it is based on."""
     base = NAMED[file.based_on]
-    common, frequent, flapping = NOTING[file.based_on]
+    correlated, recurring, flapping = NOTING[file.based_on]
     order = ORDERS[file.based_on] if file.actions is None else tuple(RecoveryAction(action) for action in file.actions)
     return Policy(
         name=name,
         based_on=file.based_on,
         order=order,
-        noting=(_updated(common, file.common), _updated(frequent, file.frequent), _updated(flapping, file.flapping)),
-        bad_loss=_updated(base.bad_loss, file.bad_loss),
+        noting=(_updated(correlated, file.correlated), _updated(recurring, file.recurring), _updated(flapping, file.flapping)),
+        diverged_loss=_updated(base.diverged_loss, file.diverged_loss),
         recommended_actions=dict(file.recommended_actions),
-        budget=_updated(base.budget, file.budget),
-        deadlines=_updated(base.deadlines, file.deadlines),
-        slowness=_updated(base.slowness, file.slowness),
+        budget=_updated(base.budget, file),
+        timeouts=_updated(base.timeouts, file.timeouts),
+        stragglers=_updated(base.stragglers, file.stragglers),
     )
 
 
@@ -258,8 +269,8 @@ def policy_for(job: TrainingJob) -> Policy:
 
 
 def under_job(policy: Policy, job: TrainingJob) -> Policy:
-    """Return *policy* with the budget and the deadlines that *job* sets: they take precedence over the policy's."""
-    return replace(policy, budget=_updated(policy.budget, job.budget), deadlines=_updated(policy.deadlines, job.deadlines))
+    """Return *policy* with the limits of recoveries and the timeouts that *job* sets: they take precedence over the policy's."""
+    return replace(policy, budget=_updated(policy.budget, job), timeouts=_updated(policy.timeouts, job.timeouts.recovery))
 
 
 def _updated(value: Value, settings: BaseModel) -> Value:

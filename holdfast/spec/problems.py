@@ -63,7 +63,7 @@ def path_of(details: ErrorDetails) -> Path:
 
 
 def dotted(path: Path) -> str:
-    """Return *path* as people write it: ``nodes.wanted``, ``args[1]``."""
+    """Return *path* as people write it: ``nnodes``, ``args[1]``."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{shown(part)}"

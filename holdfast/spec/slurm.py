@@ -17,8 +17,8 @@ from holdfast.spec.cluster_settings import (
     DomainsField,
     Maintenance,
     MaintenanceField,
-    Notice,
-    PlanField,
+    MaintenanceFileField,
+    PreemptionNotice,
     Quarantine,
     QuarantineField,
     check_maintenance,
@@ -54,7 +54,7 @@ RESERVED: Final = {
     "no-kill": "",
     "no-requeue": "",
     "nodelist": "",
-    "nodes": "nodes.wanted",
+    "nodes": "nnodes",
     "ntasks": "",
     "open-mode": "",
     "output": "",
@@ -111,10 +111,10 @@ class SlurmCluster(SpecModel):
         description="Length of an allocation, in minutes; when one ends before the job, the job continues in the next one. Empty: the "
         "limit of the partition.",
     )
-    ahead: Duration = duration_field(
+    lead_time: Duration = duration_field(
         "0s",
-        description="How long before an allocation ends the next one is requested, at least half a minute and `limits.last_save`. If it "
-        "starts in time, ranks migrate while training runs; else a final checkpoint is saved, and they continue there when it starts.",
+        description="How long before an allocation ends the next one is requested, at least half a minute and "
+        "`timeouts.final_checkpoint`. If it starts in time, ranks migrate while training runs; else a final checkpoint is saved, and they continue there when it starts.",
     )
     options: list[Annotated[NonEmptyText, AfterValidator(_option)]] = Field(
         default=[], description="More options of sbatch, one item each, e.g. `--mail-type=FAIL`. No shell reads them."
@@ -125,7 +125,9 @@ class SlurmCluster(SpecModel):
         description="`new`: always request an allocation; a number: use that of this Slurm job, and keep it when the job ends; "
         "`auto`: use the one that `holdfast run` is started in, and request one where there is none.",
     )
-    share: StrictBool = Field(default=False, description="Whether other jobs may use the rest of the nodes; else the nodes are exclusive.")
+    exclusive: StrictBool = Field(
+        default=True, description="Whether the job gets whole nodes (`--exclusive`); else other jobs may use the rest of them."
+    )
     drain: StrictBool = Field(
         default=True,
         description="Whether isolated nodes are also drained in Slurm, where that is permitted; else, and where it is not, Holdfast only "
@@ -143,15 +145,15 @@ class SlurmCluster(SpecModel):
         description="Interface for training traffic on each node: its name (`ib0`), or its network (`10.1.0.0/16`); empty: "
         "the one with the node's address in Slurm.",
     )
-    domains: DomainsField = Field(default={})
+    failure_domains: DomainsField = Field(default={})
     quarantine: QuarantineField = Quarantine()
     burn_in: BurnInField = BurnInSettings()
     maintenance: MaintenanceField = Field(default=[])
-    notice: Notice = Field(
-        default=Notice(lasts=KILL_WAIT),
-        description="Where preemption notices appear. Slurm sends SIGTERM when it preempts an allocation; `lasts` is its KillWait.",
+    preemption_notice: PreemptionNotice = Field(
+        default=PreemptionNotice(lead_time=KILL_WAIT),
+        description="Where preemption notices appear. Slurm sends SIGTERM when it preempts an allocation; `lead_time` is its KillWait.",
     )
-    plan: PlanField = None
+    maintenance_file: MaintenanceFileField = None
 
     @property
     def excluded(self) -> list[str]:
@@ -171,19 +173,19 @@ class SlurmCluster(SpecModel):
     @property
     def windows(self) -> tuple[MaintenanceWindow, ...]:
         """Return the maintenance windows, each with its nodes."""
-        return tuple(one.window(self._named(one), self.domains) for one in self.maintenance)
+        return tuple(one.window(self._named(one), self.failure_domains) for one in self.maintenance)
 
     def _named(self, one: Maintenance) -> list[str]:
         """Return the nodes that a window names: only Slurm knows which nodes exist."""
-        return [*(name for text in one.nodes for name in expand_names(text)), *self.domains]
+        return [*(name for text in one.nodes for name in expand_names(text)), *self.failure_domains]
 
     @model_validator(mode="after")
     def _closes_nodes_by_name(self) -> Self:
         for number, one in enumerate(self.maintenance):
-            if not one.nodes and not one.domains:
+            if not one.nodes and not one.failure_domains:
                 cure = "Name them, or make a reservation in Slurm, which keeps all jobs away"
                 raise contradiction(f"maintenance[{number}].nodes", "only Slurm knows which nodes exist", cure)
-        check_maintenance(self.maintenance, [name for one in self.maintenance for name in self._named(one)], self.domains)
+        check_maintenance(self.maintenance, [name for one in self.maintenance for name in self._named(one)], self.failure_domains)
         return self
 
     @model_validator(mode="after")

@@ -19,11 +19,13 @@ BYTES: Final = {
 """Bytes in each unit of memory."""
 DURATION_CURE: Final = 'Write a number and a unit (ms, s, m, h, d), e.g. "90s", "5m" or "1h30m", or a number of seconds'
 SIZE_CURE: Final = 'Write a number and a unit (KB, MB, GB, TB, KiB, MiB, GiB, TiB), e.g. "8GB" or "512MiB", or a number of bytes'
+PERCENT_CURE: Final = 'Write a number from 0 to 100 with a percent sign, e.g. "25%"'
 MAX_BYTES: Final = 2**62
 
 _PART: Final = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(ms|[smhd])\s*", re.ASCII)
 _ISO: Final = re.compile(r"P(?:(\d{1,15})D)?(?:T(?:(\d{1,15})H)?(?:(\d{1,15})M)?(?:(\d{1,15}(?:\.\d{1,15})?)S)?)?", re.ASCII)
 _NUMBER: Final = re.compile(r"\d{1,15}(?:\.\d{1,15})?", re.ASCII)
+_PERCENT: Final = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%", re.ASCII)
 _SIZE: Final = re.compile(r"(\d{1,19})(\.\d{1,9})?\s*([kmgt]?i?b?)", re.ASCII | re.IGNORECASE)
 
 
@@ -87,6 +89,18 @@ def format_size(size: int) -> str:
     return f"{size // BYTES[unit]}{unit[0].upper()}{unit[1:-1]}{'B' if unit != 'b' else ''}"
 
 
+def parse_percent(value: object) -> float:
+    """Return *value* (``25%``) as a share from 0 to 1; raise `PydanticCustomError` for anything else."""
+    if isinstance(value, str) and (found := _PERCENT.fullmatch(value.strip())) and 0 <= float(found[1]) <= 100:  # noqa: PLR2004
+        return float(found[1]) / 100
+    raise PydanticCustomError("percent", "{shown} is not a percentage", {"shown": repr(value)[:80], "cure": PERCENT_CURE})
+
+
+def format_percent(share: float) -> str:
+    """Return *share* (0 to 1) as `parse_percent` reads it."""
+    return f"{100 * share:.10g}%"
+
+
 Duration = Annotated[
     timedelta,
     BeforeValidator(parse_duration),
@@ -103,6 +117,19 @@ Size = Annotated[
     WithJsonSchema({"type": "string", "examples": ["8GB", "512MiB"]}),
 ]
 """Bytes, at least one; forms show them as text."""
+SizeOrZero = Annotated[
+    int,
+    BeforeValidator(parse_size),
+    PlainSerializer(format_size, return_type=str, when_used="json"),
+    WithJsonSchema({"type": "string", "examples": ["8GB", "512MiB"]}),
+]
+Percent = Annotated[
+    float,
+    BeforeValidator(lambda value: value if isinstance(value, float) and 0 <= value <= 1 else parse_percent(value)),
+    PlainSerializer(format_percent, return_type=str, when_used="json"),
+    WithJsonSchema({"type": "string", "pattern": r"^[0-9]{1,3}(\.[0-9]+)?\s*%$", "examples": ["25%"]}),
+]
+"""A share from 0 to 1, written in percent."""
 
 
 def duration_field(default: str, *, description: str) -> Any:  # noqa: ANN401 (as pydantic's own Field)

@@ -13,7 +13,7 @@ import yaml
 
 from holdfast.errors import Problem
 
-AS_TEXT: Final = frozenset({"args", "command", "environment"})
+AS_TEXT: Final = frozenset({"args", "command", "env"})
 """Top-level fields whose items are text, whatever they look like."""
 
 MAX_FILE_BYTES: Final = 256 * 1024

@@ -89,11 +89,11 @@ def test_another_policy_is_priced_by_what_recoveries_of_its_kind_took(history: H
     found = replay(history, "aggressive")
     assert found.same == 3
     assert [(one.incident, one.decided, one.would.action) for one in found.differences] == [
-        (number, "restart-in-place", RecoveryAction.REPLACE_NODE) for number in (1, 2)
+        (number, "restart-workers", RecoveryAction.REPLACE_NODE) for number in (1, 2)
     ]
     assert [one.hours for one in found.differences] == [pytest.approx(2 * 4 / 3600), pytest.approx(-4 * 4 / 3600)]
     assert found.saved == pytest.approx(-2 * 4 / 3600)
-    assert found.costs == {"restart-in-place": (5.0, 2), "replace-node": (6.0, 3)}
+    assert found.costs == {"restart-workers": (5.0, 2), "replace-node": (6.0, 3)}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_another_policy_is_priced_by_what_recoveries_of_its_kind_took(history: H
     [
         (decided(1, KILLED, seconds=8.0), "aggressive", "no recovery by replace-node is recorded"),
         ([*decided(1, KILLED), *decided(2, LOST, seconds=6.0)], "aggressive", "the incident is open"),
-        (decided(1, a_case("worker-sigkill", "a", tried=(RecoveryAction.RESTART_IN_PLACE,)), seconds=8.0), "aggressive", ""),
+        (decided(1, a_case("worker-sigkill", "a", tried=(RecoveryAction.RESTART_WORKERS,)), seconds=8.0), "aggressive", ""),
     ],
     ids=["never measured", "open", "no difference"],
 )
@@ -116,9 +116,9 @@ def test_an_end_is_not_weighed_against_a_recovery(history: History) -> None:
     write(history, *decided(1, KILLED, seconds=8.0), *decided(2, LOST, seconds=6.0))
     with history.session() as session:
         made = session.exec(select(DecisionRecord).where(DecisionRecord.at == 1.0)).one()
-        made.action, made.act = "give-up", {}
+        made.action, made.act = "fail", {}
     (one,) = replay(history, "balanced").differences
-    assert (one.decided, one.would.action, one.hours) == ("give-up", RecoveryAction.RESTART_IN_PLACE, None)
+    assert (one.decided, one.would.action, one.hours) == ("fail", RecoveryAction.RESTART_WORKERS, None)
     assert "ends the job" in one.why_not
 
 
@@ -130,7 +130,7 @@ def test_after_a_difference_the_rest_of_the_incident_is_not_asked(history: Histo
     write(
         history,
         *first,
-        *decided(2, a_case("worker-sigkill", "a", tried=(RecoveryAction.RESTART_IN_PLACE,), spares=("d",)), incident=incident),
+        *decided(2, a_case("worker-sigkill", "a", tried=(RecoveryAction.RESTART_WORKERS,), spares=("d",)), incident=incident),
     )
     found = replay(history, "aggressive")
     assert (found.decisions, len(found.differences), found.follow, found.same) == (2, 1, 1, 0)
@@ -155,7 +155,7 @@ def test_only_what_was_asked_for_is_replayed(history: History) -> None:
     write(history, other)
     assert replay(history, "aggressive", since=4.0).decisions == 2
     assert replay(history, "aggressive", job=other).decisions == 0
-    assert replay(history, "aggressive", since=5.5).costs["restart-in-place"].n == 2
+    assert replay(history, "aggressive", since=5.5).costs["restart-workers"].n == 2
 
 
 def test_an_unknown_policy_is_refused_with_those_there_are(history: History) -> None:
@@ -167,7 +167,7 @@ def test_an_unknown_policy_is_refused_with_those_there_are(history: History) -> 
 def test_what_was_decided_about_slow_ranks_is_asked_again(history: History) -> None:
     """A move that pays for one policy does not for a more patient one; a record that nobody can read is said to be one."""
     slow = StragglerCase(now=5.0, kind="straggler-gpu", rank=1, node="a", step=0.4, lost=0.1, remaining=2_000, spares=("d",), pauses=(0.5,))
-    weighed = NAMED["balanced"].slowness(slow)
+    weighed = NAMED["balanced"].stragglers(slow)
     facts: dict[str, Any] = {"job_id": "j", "kind": slow.kind, "rank": 1, "node": "a", "policy": "balanced", "reason": weighed.reason}
     write(
         history,

@@ -31,7 +31,7 @@ COMMAND_NAMES = (
     "stop",
     "abandon",
     "regroup",
-    "standby",
+    "start-hot-spares",
     "drop",
     "forward",
     "living",
@@ -56,10 +56,10 @@ WORDS = (
     "beat",
     "section",
     "saved",
-    "storage_error",
+    "storage-error",
     "exception",
     "finished",
-    "commit?",
+    "commit-request",
     "commit",
     "register-successor",
     *GROUP_MESSAGES,
@@ -211,7 +211,7 @@ def test_deeply_nested_messages_harm_nobody(steered: tuple[Node, Flow, int], dep
     node, flow, pid = steered
     deep = b"[" * depth + b"]" * depth
     send_alone(node, b'{"do": "ping", "epoch": %d, "id": %b}\n' % (EPOCH, deep) + b'{"do": "ping", "id": 1, "epoch": %b}\n' % deep)
-    send_alone(node, b'{"t": "commit?", "id": %b}\n' % deep)
+    send_alone(node, b'{"t": "commit-request", "id": %b}\n' % deep)
     unharmed(node, flow, pid)
 
 

@@ -19,7 +19,7 @@ from tests.agent.rig import Flow, Node
 from tests.waiting import wait_until
 
 PLAN: dict[str, Any] = {
-    "file": None, "url": None, "headers": {}, "pattern": "", "signals": [], "every": 0.05, "timeout": 2.0, "lasts": 90.0,
+    "file": None, "url": None, "headers": {}, "pattern": "", "signals": [], "interval": 0.05, "timeout": 2.0, "lead_time": 90.0,
 }  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def test_a_command_changes_where_the_agent_looks_for_notices(node: Node, flow: F
     """While its job runs; an order that names no place changes nothing."""
     prepared(node, flow, file=str(tmp_path / "before"))
     flow.ok("notice", notice={**PLAN, "file": str(tmp_path / "after")})
-    assert not flow.order("notice", notice={**PLAN, "every": "soon"})["ok"]
+    assert not flow.order("notice", notice={**PLAN, "interval": "soon"})["ok"]
     (tmp_path / "before").touch()
     (tmp_path / "after").touch()
     assert flow.wait("agent.preemption-notice")["why"] == f"{tmp_path}/after announces preemption"
@@ -145,7 +145,7 @@ def test_a_signal_of_the_cluster_s_own_is_a_notice(node: Node, flow: Flow) -> No
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"signals": [9]}, {"signals": [15]}, {"every": "soon"}, {"headers": [1]}, {"lasts": -1}, {"pattern": "("}]
+    "wrong", [{"signals": [9]}, {"signals": [15]}, {"interval": "soon"}, {"headers": [1]}, {"lead_time": -1}, {"pattern": "("}]
 )
 def test_malformed_preemption_settings_are_refused(node: Node, flow: Flow, wrong: dict[str, Any]) -> None:
     """By the name of its field."""

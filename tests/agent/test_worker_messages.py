@@ -57,7 +57,7 @@ def test_leave_to_commit_is_not_given_to_a_process_that_is_no_worker(node: Node,
     flow.start(1)
     flow.wait("worker.hello")
     with connect(node.folder / "agent.sock", seconds=10) as sock:
-        for message in ({"t": "hello", "protocol": 1, "rank": 0, "generation": 1}, {"t": "commit?", "id": 4, "step": 1}):
+        for message in ({"t": "hello", "protocol": 1, "rank": 0, "generation": 1}, {"t": "commit-request", "id": 4, "step": 1}):
             sock.sendall(encode(message))
         answer = json.loads(sock.makefile().readline())
     assert answer == {"re": 4, "ok": False, "why": "this process is no worker of the current generation"}
@@ -150,7 +150,7 @@ def test_malformed_messages_are_dropped(node: Node, flow: Flow) -> None:
     """A worker of another version goes on being monitored."""
     code = """
 hello()
-for word in ("mark", "resumed", "section", "saved", "storage_error", "exception", "dance", []):
+for word in ("mark", "resumed", "section", "saved", "storage-error", "exception", "dance", []):
     say(t=word)
 say(t="mark", name=1, seconds=2)
 say(t="beat", step="x")
@@ -267,7 +267,7 @@ line.finished(4)
         "worker.stepped",
         "steps",
         "saved",
-        "storage_error",
+        "storage-error",
         "worker.raised",
         "finished",
     ]
@@ -275,5 +275,5 @@ line.finished(4)
     facts = {event["event"]: event for event in flow.events}
     assert facts["resumed"]["path"] == "/c/3"
     assert facts["steps"]["steps"][0][::2] == [4, 0.1]
-    assert facts["storage_error"]["kind"] == "checkpoint-torn"
+    assert facts["storage-error"]["kind"] == "checkpoint-torn"
     assert (facts["worker.raised"]["raised"]["errno"], facts["worker.raised"]["raised"]["type"]) == (28, "OSError")

@@ -22,8 +22,8 @@ from policies.burn_in import BurnInOutcome
 from tests.burn_in.relay import Relay, Spoil, cut, flip, slow
 from tests.waiting import wait_until
 
-UNLIMITED = {"disk": 0, "network": 0, "latency": 0, "clock": "1h"}
-SMALL: dict[str, Any] = {"disk_size": "4MiB", "network_size": "1MiB", "memory_most": "8MiB", "torch": False, "nice": 0}
+UNLIMITED = {"min_disk_bandwidth": 0, "min_network_bandwidth": 0, "max_latency": 0, "max_clock_offset": "1h"}
+SMALL: dict[str, Any] = {"disk_size": "4MiB", "network_size": "1MiB", "max_memory": "8MiB", "torch": False, "nice": 0}
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def cluster(tmp_path: Path) -> Callable[..., LocalCluster]:
     """Make a cluster in a folder of its own, with burn-ins that take little."""
 
     def make(**fields: Any) -> LocalCluster:
-        burn_in = {**SMALL, "limits": {**UNLIMITED, **fields.pop("limits", {})}, **fields.pop("burn_in", {})}
+        burn_in = {**SMALL, "thresholds": {**UNLIMITED, **fields.pop("limits", {})}, **fields.pop("burn_in", {})}
         made = cluster_of(
             {"kind": "local", "name": "tried", "nodes": 4, "directory": str(tmp_path / "nodes"), "burn_in": burn_in, **fields}
         )
@@ -107,7 +107,7 @@ def test_the_faulty_end_of_a_pair_is_named(cluster: Callable[..., LocalCluster],
 
 
 SPOILT: dict[str, tuple[Spoil, dict[str, Any], str]] = {
-    "slow": (slow(2e6), {"network": 10}, "it sent"),
+    "slow": (slow(2e6), {"min_network_bandwidth": "10MB"}, "it sent"),
     "cut": (cut(500_000), {}, ""),
 }
 
@@ -130,7 +130,7 @@ def test_of_only_two_nodes_none_is_named(case: str, cluster: Callable[..., Local
 
 def test_a_clock_that_is_off_fails(cluster: Callable[..., LocalCluster]) -> None:
     """By more than the round trip of the question can explain; the sign is the node's."""
-    found = tried(cluster(limits={"clock": "1s"}), ["node-0"], [], now=lambda: time.time() + 30.0)["node-0"]
+    found = tried(cluster(limits={"max_clock_offset": "1s"}), ["node-0"], [], now=lambda: time.time() + 30.0)["node-0"]
     assert found.mark is CheckMark.FAILED
     assert "its clock is off by -30 s" in found.reason
     assert check(found, "network").mark is CheckMark.SKIPPED, "there was nobody to try it with"
@@ -138,7 +138,7 @@ def test_a_clock_that_is_off_fails(cluster: Callable[..., LocalCluster]) -> None
 
 def test_a_disk_that_is_too_slow_fails(cluster: Callable[..., LocalCluster]) -> None:
     """No disk writes so fast."""
-    found = tried(cluster(limits={"disk": 1e9}), ["node-0"], ["node-1"])["node-0"]
+    found = tried(cluster(limits={"min_disk_bandwidth": "1000TB"}), ["node-0"], ["node-1"])["node-0"]
     assert found.mark is CheckMark.FAILED
     assert "at least 1e+09 are needed" in found.reason
 

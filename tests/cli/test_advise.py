@@ -110,7 +110,7 @@ def test_a_script_with_its_own_interval_is_measured(here: Command, long: Author,
 
 def test_a_job_with_auto_shows_the_chosen_interval(here: Command, book: History) -> None:
     """And its own limits bind the advice."""
-    author = a_long_job(book, plan={"every": "auto", "every_most": 200})
+    author = a_long_job(book, plan={"interval": "auto", "max_interval": 200})
     with book.session() as session:
         session.merge(author.job)
     assert "every 50 steps, as measured; the controller set 100" in here("advise").stdout
@@ -138,7 +138,7 @@ def test_without_faults_the_assumptions_are_shown(here: Command, book: History) 
 def test_before_the_first_save_there_is_nothing_to_advise(here: Command, book: History) -> None:
     """The answer says what is missing and what to do; the figures that are known are shown."""
     author = Author(book, "fresh", NOW)
-    author.job.spec["nodes"] = {"wanted": 3, "ranks": 8}
+    author.job.spec["nodes"] = {"nnodes": 3, "nproc_per_node": 8}
     with book.session() as session:
         session.merge(author.job)
     done = here("advise", "fresh")
@@ -152,7 +152,7 @@ def test_before_the_first_save_there_is_nothing_to_advise(here: Command, book: H
 
 def test_a_job_without_checkpoints_is_advised(here: Command, book: History) -> None:
     """A number for it follows from the saves of an earlier run."""
-    author = a_long_job(book, plan={"every": 0}, saves=1)
+    author = a_long_job(book, plan={"interval": 0}, saves=1)
     with book.session() as session:
         session.merge(author.job)
     text = here("advise").stdout
@@ -171,7 +171,7 @@ def test_an_invalid_interval_is_refused(arguments: list[str], here: Command, lon
 def test_unknown_phases_and_invalid_specs_are_tolerated(here: Command, long: Author, book: History) -> None:
     """Rows of another version."""
     with book.session() as session:
-        long.job.spec = {"checkpoint": {"every": "sometimes"}, "nodes": 3}
+        long.job.spec = {"checkpoint": {"interval": "sometimes"}, "nodes": 3}
         session.merge(long.job)
     one = long.incident(9, "worker-sigkill", "rank 1", seconds=99)
     long.write(Phase(job_id=long.job.id, incident_id=one.id, position=9, name="unheard of", seconds=1.0))

@@ -48,15 +48,19 @@ def files(tmp_path: Path) -> Any:
 
 
 CASES = {
-    "unknown field": (JOB + "nodes: {wnated: 2}\n", "nodes.wnated", "Did you mean 'wanted'?"),
+    "unknown field": (JOB + "wnated: 2\n", "nodes.wnated", "Did you mean 'wanted'?"),
     "missing field": ("script: train.py\n", "name: is missing", "Add it"),
     "script that does not exist": ("name: a\nscript: trian.py\n", "trian.py does not exist", "Fix the path"),
     "command that does not exist": ("name: a\ncommand: [no-such-program, x]\n", "'no-such-program' is not on PATH", "Install it"),
     "checkpoints that cannot be written": (JOB + "checkpoint: {directory: /proc/x}\n", "cannot be written", "checkpoint.directory"),
     "checkpoints where a file is": (JOB + "checkpoint: {directory: train.py}\n", "is not a directory", "checkpoint.directory"),
-    "cadence that is none": (JOB + "checkpoint: {every: often}\n", "'often' is neither an integer of at least 0 nor `auto`", "`auto`"),
-    "crossed limits of the cadence": (JOB + "checkpoint: {every: auto, every_least: 50, every_most: 20}\n", "(50) is above", "every_most"),
-    "more nodes than there are": (JOB + "nodes: {wanted: 9}\n", "the job needs 9, but cluster 'local' has 4", "Lower"),
+    "cadence that is none": (JOB + "checkpoint: {interval: often}\n", "'often' is neither an integer of at least 0 nor `auto`", "`auto`"),
+    "crossed limits of the cadence": (
+        JOB + "checkpoint: {interval: auto, min_interval: 50, max_interval: 20}\n",
+        "(50) is above",
+        "max_interval",
+    ),
+    "more nodes than there are": (JOB + "nnodes: 9\n", "the job needs 9, but cluster 'local' has 4", "Lower"),
     "no YAML": ("name: [a\n", "not valid YAML", "Fix"),
     "binary": ("\x00\x01\x02", "is not text", "UTF-8"),
     "empty": ("", "is empty", "Write at least"),
@@ -67,7 +71,7 @@ CASES = {
 
 def test_a_refusal_is_the_same_from_a_shell(holdfast: Command, files: Any) -> None:
     """A message on stderr, status 2, nothing on stdout, no traceback."""
-    done = holdfast("run", files(JOB + "nodes: {wnated: 2}\n"))
+    done = holdfast("run", files(JOB + "wnated: 2\n"))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "holdfast: job.yaml: 1 problem(s)\n  nodes.wnated: line 3: unknown field. Did you mean 'wanted'?\n"
 
@@ -88,7 +92,7 @@ def test_a_bad_job_file_is_refused_before_anything_starts(verb: str, case: str, 
 
 def test_all_problems_come_at_once_and_for_programs_too(here: Command, files: Any) -> None:
     """As JSON: field, reason, cure of each."""
-    name = files("nam: a\nscript: gone.py\nnodes: {wanted: many}\n")
+    name = files("nam: a\nscript: gone.py\nnnodes: many\n")
     done = here("validate", name, "--json")
     told = json.loads(done.stdout)
     assert done.returncode == 2
@@ -99,7 +103,7 @@ def test_all_problems_come_at_once_and_for_programs_too(here: Command, files: An
 
 def test_a_valid_job_file_is_summarized(here: Command, files: Any) -> None:
     """Status 0, and what would run."""
-    done = here("validate", files(JOB + "nodes: {wanted: 2, spare: 1, ranks: 2}\n"))
+    done = here("validate", files(JOB + "nnodes: 2\nspare_nodes: 1\nnproc_per_node: 2\n"))
     assert done.returncode == 0
     assert done.stdout == "job.yaml: valid. Job 'a': train.py on 2 nodes and 1 spare of cluster 'local', 2 ranks each.\n"
 
@@ -239,7 +243,7 @@ def test_a_job_file_that_exits_is_reported(here: Command, tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["A B", "A\tB", " ", "A=B", ""])
 def test_a_variable_that_no_shell_could_name_is_refused(name: str, here: Command, files: Any) -> None:
     """Nor could anybody read it."""
-    done = here("validate", files(JOB + f"environment: {json.dumps({name: 'x'})}\n"))
+    done = here("validate", files(JOB + f"env: {json.dumps({name: 'x'})}\n"))
     assert (done.returncode, "is not a name of an environment variable" in done.stdout + done.stderr) == (2, True)
 
 
@@ -253,7 +257,7 @@ def test_without_a_job_the_message_says_how_to_start_one(arguments: list[str], h
 
 def test_a_job_file_in_place_of_a_cluster_file_is_reported(here: Command, files: Any) -> None:
     """One problem, and not one for each of its fields."""
-    done = here("nodes", files(JOB + "nodes: {wanted: 2}\n"))
+    done = here("nodes", files(JOB + "nnodes: 2\n"))
     assert done.returncode == 2
     assert "describes a job, not a cluster" in done.stderr
     assert "1 problem(s)" in done.stderr

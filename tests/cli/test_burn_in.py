@@ -22,7 +22,10 @@ from policies.quarantine import begin_burn_in, quarantine
 from tests.cli.conftest import Command
 from tests.history.rows import service_moves
 
-SMALL = "{disk_size: 4MiB, network_size: 1MiB, memory_most: 8MiB, torch: false, nice: 0, limits: {disk: LIMIT, network: 0, latency: 0}}"
+SMALL = (
+    "{disk_size: 4MiB, network_size: 1MiB, max_memory: 8MiB, torch: false, nice: 0, "
+    "thresholds: {min_disk_bandwidth: LIMIT, min_network_bandwidth: 0, max_latency: 0}}"
+)
 PLACE = CordonTable(cluster="small", names=["node-0", "node-1"], rules=Rules())
 OF_SMALL = ("--cluster", "cluster.yaml")
 QUICK = (*OF_SMALL, "--seconds", "0.05")
@@ -65,7 +68,7 @@ def test_a_quarantined_node_that_passes_returns_to_service(here: Command, book: 
 
 def test_a_node_that_fails_stays_quarantined_with_the_evidence(here: Command, book: History, small: Path) -> None:
     """Its reason is kept; the status is 1."""
-    small.write_text(small.read_text().replace("disk: 0", "disk: 1e9"))
+    small.write_text(small.read_text().replace("min_disk_bandwidth: 0", "min_disk_bandwidth: 1000TB"))
     out(book)
     done = here("burn-in", "node-1", *QUICK)
     assert done.returncode == 1
@@ -117,7 +120,7 @@ def test_programs_get_every_figure(here: Command, book: History, small: Path) ->
 
 def test_a_healthy_node_that_fails_is_not_cordoned(here: Command, book: History, small: Path) -> None:
     """With the command that takes it out."""
-    small.write_text(small.read_text().replace("disk: 0", "disk: 1e9"))
+    small.write_text(small.read_text().replace("min_disk_bandwidth: 0", "min_disk_bandwidth: 1000TB"))
     done = here("burn-in", "node-0", *QUICK)
     assert done.returncode == 1
     assert "`holdfast nodes hold node-0 --reason" in done.stderr
@@ -178,7 +181,7 @@ def test_invalid_nodes_are_reported(case: str, here: Command, small: Path) -> No
 
 def test_invalid_settings_are_reported_with_their_field(here: Command, small: Path) -> None:
     """As every other field of a cluster."""
-    small.write_text("burn_in: {memory_share: 2, limits: {disk: -1}, nice: 40}\n")
+    small.write_text("burn_in: {memory: 200%, thresholds: {min_disk_bandwidth: -1}, nice: 40}\n")
     done = here("burn-in", "node-1", *OF_SMALL)
     assert done.returncode == 2
     for field in ("burn_in.memory_share", "burn_in.limits.disk", "burn_in.nice"):

@@ -139,7 +139,7 @@ def test_replay_shows_what_another_policy_would_have_decided(here: Command, runn
     for words in (
         "aggressive, replayed on 4 decisions in 3 incidents",
         "different",
-        "restart-in-place",
+        "restart-workers",
         "replace-node",
         "d replaces a",
     ):

@@ -98,7 +98,7 @@ def test_a_time_of_day_is_the_next_one() -> None:
 def test_maintenance_windows_are_listed(here: Command, book: History, tmp_path: Path) -> None:
     """The next one of each node."""
     assert book is not None
-    (tmp_path / "c.yaml").write_text("nodes: 2\nmaintenance: [{nodes: [node-1], begins: 2099-12-01 22:00, reason: firmware}]\n")
+    (tmp_path / "c.yaml").write_text("nodes: 2\nmaintenance: [{nodes: [node-1], start: 2099-12-01 22:00, reason: firmware}]\n")
     assert node(here, "node-1", str(tmp_path / "c.yaml"))["service"]["maintenance"]["reason"] == "firmware"
     assert node(here, "node-0", str(tmp_path / "c.yaml"))["service"]["maintenance"] is None
     assert "firmware from 2099-12-01 22:00:00 to 2099-12-02 02:00:00" in here("nodes", str(tmp_path / "c.yaml")).stdout

@@ -273,7 +273,7 @@ def test_every_panel_shows_the_recorded_history(recorded: Recorded) -> None:
 def test_the_first_incident_of_a_job_counts(recorded: Recorded) -> None:
     """Once, also after a restart of the metrics; incidents that were over before the first scrape do not count as new ones."""
     assert recorded.counted("Incidents in the past hour, by area") == {"software": 1}
-    assert recorded.counted("Incidents in the past hour, by recovery action") == {"restart-in-place": 1}
+    assert recorded.counted("Incidents in the past hour, by recovery action") == {"restart-workers": 1}
     assert recorded.counted("Faults in the past hour, by recommended action") == {"restart": 1}
     assert recorded.counted("Checkpoint problems in the past hour") == {"checkpoint-disk-full": 1}
     assert recorded.counted("Steps lost in the past hour") == {"live": 2}
@@ -300,7 +300,7 @@ def test_incidents_are_marked_where_they_happened(recorded: Recorded) -> None:
     made = {name: events(mark, recorded.prometheus.range(shown(mark["expr"]))) for name, mark in marks().items()}
     (mark,) = [one for one in made["Incidents"] if one[2].startswith("live:")]
     assert mark[0] == pytest.approx(recorded.fault_at, abs=0.002)
-    assert mark[1:] == ("worker-sigkill", "live: restart-in-place, recovered")
+    assert mark[1:] == ("worker-sigkill", "live: restart-workers, recovered")
     assert {text for _, _, text in made["Open incidents"]} == {"recovering"}
 
 

@@ -21,7 +21,7 @@ def test_nodes_over_ssh_are_checked_and_changes_are_shown(holdfast: Command, sit
     site.node("well")
     off = site.node("off")
     site.node("strange", known=False)
-    name = described(site, tmp_path, misses=1)
+    name = described(site, tmp_path, failure_threshold=1)
     first = holdfast("health", name, "--json")
     told = {one["node"]: one for one in json.loads(first.stdout)["nodes"]}
     assert told["strange"]["health"] == "unknown"
@@ -122,7 +122,7 @@ UNSEEN = {
 def test_nodes_that_cannot_be_checked_are_unknown(case: str, here: Command, tmp_path: Path) -> None:
     """And not unhealthy; the exit status is 1, as their health is unknown."""
     text, reason, more = UNSEEN[case]
-    (tmp_path / "cluster.yaml").write_text(text + "misses: 1\n")
+    (tmp_path / "cluster.yaml").write_text(text + "failure_threshold: 1\n")
     done = here("health", "cluster.yaml")
     assert done.returncode == 1
     assert "unknown" in done.stdout

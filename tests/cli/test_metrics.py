@@ -166,7 +166,7 @@ def test_every_counter_of_a_job_begins_at_zero(book: History) -> None:
     }
     assert grown == {
         "holdfast_incidents_total": {("software", "recovered"): 1, ("other", "recovered"): 1},
-        "holdfast_recovery_actions_total": {("restart-in-place",): 1, ("a later action",): 1},
+        "holdfast_recovery_actions_total": {("restart-workers",): 1, ("a later action",): 1},
         "holdfast_faults_total": {("restart",): 3},
         "holdfast_checkpoint_problems_total": {("checkpoint-torn",): 1},
     }

@@ -15,7 +15,7 @@ from policies.slowness import StragglerCase
 from tests.cli.conftest import Command
 from tests.cli.written_history import Author
 
-MINE = "based_on: patient\nrecommended_actions: {gpu-off-bus: restart}\nfrequent: {times: 2}\ndeadlines: {shrink: 30s}\n"
+MINE = "based_on: patient\nrecommended_actions: {gpu-off-bus: restart}\nrecurring: {times: 2}\ntimeouts: {shrink_restart: 30s}\n"
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -46,9 +46,9 @@ def test_a_file_is_shown_with_what_differs_from_its_base(here: Command, tmp_path
     assert told["differs"] == [
         "recommended_actions.gpu-off-bus: restart (was: as in the catalogue)",
         "frequent.times: 2 (was: 6)",
-        "deadlines.shrink: 30.0 s (was: 3 min 00 s)",
+        "timeouts.shrink_restart: 30.0 s (was: 3 min 00 s)",
     ]
-    assert (told["based_on"], told["numbers"]["deadlines.shrink"]) == ("patient", 30.0)
+    assert (told["based_on"], told["numbers"]["timeouts.shrink_restart"]) == ("patient", 30.0)
     assert told["recommended_actions"] == {"gpu-off-bus": {"recommended_action": "restart", "catalogue": "evict"}}
     assert [rule["differs"] for rule in told["rules"]].count(True) == 2
 
@@ -74,7 +74,7 @@ def test_check_reports_every_problem_of_every_file(here: Command, tmp_path: Path
         "bad.yaml: 2 problems\n  recommended_actions.gpu-of-bus: line 1: no fault kind has this name. Did you mean 'gpu-off-bus'?\n"
         in done.stdout
     )
-    assert "actions[0]: line 2: no action is called 'shrnk'. Did you mean 'shrink'?" in done.stdout
+    assert "actions[0]: line 2: no action is called 'shrnk'. Did you mean 'shrink-restart'?" in done.stdout
     assert "none.yaml: 1 problem\n  file: does not exist" in done.stdout
     told = json.loads(here("policy", "check", "good.yaml", "bad.yaml", "--json").stdout)
     assert [one["ok"] for one in told] == [True, False]
@@ -94,13 +94,13 @@ def test_explain_shows_rule_and_end_of_each_attempt(here: Command, running: Auth
     """Also of incidents from before a policy was on record."""
     one = running.incident(4, "worker-sigkill", "rank 0 on n0", seconds=50)
     running.state = "RESUMING"
-    running.move("DIAGNOSING", "restart-in-place brought no step within 120 s", seconds=50.1, event="faulted")
+    running.move("DIAGNOSING", "restart-workers brought no step within 120 s", seconds=50.1, event="faulted")
     running.write(an_attempt(running, one, 0.2, "replace-node"))
     told = json.loads(here("policy", "explain", "4", "--json").stdout)
     assert (told["job"], told["incident"], told["kind"], told["outcome"]) == ("gpt-small", 4, "worker-sigkill", "recovered")
     first, second = told["attempts"]
-    assert (first["action"], first["policy"], first["noted"]) == ("restart-in-place", None, {})
-    assert first["ended"].endswith("restart-in-place brought no step within 120 s")
+    assert (first["action"], first["policy"], first["noted"]) == ("restart-workers", None, {})
+    assert first["ended"].endswith("restart-workers brought no step within 120 s")
     assert (second["action"], second["policy"]) == ("replace-node", "/where/mine.yaml")
     assert second["passed_over"] == {"RestartWorkers": "n0 cannot hold ranks"}
     assert second["ended"].startswith("recovered, 310 ms after the fault")
@@ -125,7 +125,7 @@ def test_an_incident_that_passed_by_itself_was_not_decided_about(here: Command, 
     """The output says so."""
     running.write(
         Incident(
-            job_id=running.job.id, number=9, kind="worker-stopped", subject="rank 1 on n0", fault_at=1.0, detected_at=1.0,
+            job_id=running.job.id, number=9, kind="worker-stopped", target="rank 1 on n0", fault_at=1.0, detected_at=1.0,
             generation_before=1, outcome="passed", closed_at=2.0,
         )
     )  # fmt: skip
@@ -136,7 +136,7 @@ def test_what_was_decided_about_slow_ranks_is_explained_with_its_sum(here: Comma
     """As text and JSON; a replay shows what another policy decides."""
     assert "No rank of job 'gpt-small' was found to slow the others down." in here("policy", "explain", "slow").stderr
     slow = StragglerCase(now=running.job.at, kind="straggler-gpu", rank=1, node="n0", step=0.4, lost=0.1, remaining=2_000, spares=("n3",))
-    weighed = NAMED["aggressive"].slowness(slow)
+    weighed = NAMED["aggressive"].stragglers(slow)
     running.write(
         StragglerDecision(
             job_id=running.job.id, at=slow.now, kind=slow.kind, rank=1, node="n0", act=weighed.act, reason=weighed.reason,

@@ -97,7 +97,7 @@ def test_without_a_profile_the_cure_is_named(here: Command, job: Author) -> None
     """Status 2: what the script and the job file need."""
     done = here("profile", "gpt")
     assert (done.returncode, done.stdout) == (2, "")
-    for words in ("no profile of job 'gpt' yet", "holdfast.session", "checkpoint.memory.every", "Wait a few seconds"):
+    for words in ("no profile of job 'gpt' yet", "holdfast.session", "checkpoint.memory.interval", "Wait a few seconds"):
         assert words in done.stderr
 
 

@@ -80,7 +80,7 @@ def test_the_first_rank_with_a_bad_loss_is_reported_before_the_loss_of_all_is_ac
     told = watched.poll(REPORT_SECONDS)
     assert [(fault.kind, fault.rank) for fault in told] == [("loss-not-finite", 1)]
     watched.poll()
-    assert [fault.kind for fault in see(watched.board.evidence, HangLimits())] == ["loss-lost"]
+    assert [fault.kind for fault in see(watched.board.evidence, HangLimits())] == ["loss-diverged"]
 
 
 def test_a_bad_loss_of_all_ranks_is_reported_once_with_its_first_step_and_rank(watched: Watched) -> None:
@@ -152,7 +152,7 @@ def test_frozen_parameters_are_reported_once(watched: Watched) -> None:
         watched.check(step, "x", "x", "x")
     assert watched.poll() == []
     watched.check(48, "x", "x", "x")
-    assert [fault.kind for fault in watched.poll()] == ["job-zombie"]
+    assert [fault.kind for fault in watched.poll()] == ["training-frozen"]
     watched.check(64, "x", "x", "x")
     assert watched.poll() == []
 
@@ -163,7 +163,7 @@ def test_a_straggler_explains_a_slower_job(watched: Watched) -> None:
         for rank in range(3):
             slow = rank == 1 and block >= 12
             own, talk = (0.6, 0.02) if slow else (0.3, 0.32 if block >= 12 else 0.02)
-            watched.beat(rank, paces=[[block, own, talk, 0.0]])
+            watched.beat(rank, step_timings=[[block, own, talk, 0.0]])
         steps = [(block * 8 + place, watched.now, 0.62 if block >= 12 else 0.32, 3.0 - block / 100 - place / 1e4) for place in range(8)]
         watched.receive("a", "steps", steps=steps)
     faults = [watched.poll() for _ in range(3)]
@@ -177,7 +177,7 @@ def test_slow_links_are_not_reported_on_overloaded_nodes(watched: Watched, *, ov
         watched.board.node_faults.append(Fault(kind="host-overloaded", at=1.0, node="b", quote="load 14 on 2 processors"))
     for block in range(24):
         for rank in range(3):
-            watched.beat(rank, paces=[[block, 0.3, 0.3 if block >= 12 else 0.05, 0.0]])
+            watched.beat(rank, step_timings=[[block, 0.3, 0.3 if block >= 12 else 0.05, 0.0]])
     faults = [watched.poll() for _ in range(3)]
     assert [fault.kind for some in faults for fault in some] == ([] if overloaded else ["straggler-network"])
 
@@ -233,7 +233,7 @@ def test_operations_that_begin_between_two_answers_are_progress(watched: Watched
 
     def answer(number: int, seconds: float) -> float | None:
         watched.now += 0.5
-        group = {"name": "0", "ranks": {"first": 0, "pace": 1, "count": 3}, "counts": {"": number}, "pending": []}
+        group = {"name": "0", "ranks": {"first": 0, "stride": 1, "count": 3}, "counts": {"": number}, "pending": []}
         watched.receive("a", "worker.rank-status", rank=0, said={"groups": [group], "seconds": seconds})
         seen = watched.board.progress(watched.now, steps_expected=True)
         assert seen is not None

@@ -13,9 +13,9 @@ from holdfast.history.statistics import FleetStatistics, StepStatistics
 from holdfast.spec import CheckpointPlan
 from policies.checkpoint_interval import IntervalCase, IntervalLimits, advise, rate_of
 
-AUTO = CheckpointPlan(every="auto")
+AUTO = CheckpointPlan(interval="auto")
 FLEET = FleetStatistics(
-    jobs=3, node_hours=1000.0, faults=9, actions={"restart-in-place": 9}, back=9, phases={"detect": 1.0, "load": 4.0, "rollback": 50.0}
+    jobs=3, node_hours=1000.0, faults=9, actions={"restart-workers": 9}, back=9, phases={"detect": 1.0, "load": 4.0, "rollback": 50.0}
 )
 WORK = StepStatistics(saves=20, save_s=2.0, steps=1000, step_s=0.5)
 
@@ -34,7 +34,7 @@ def an_incident(action: str, source: str | None = None) -> models.Incident:
         "job_id": "j",
         "number": 1,
         "kind": "k",
-        "subject": "s",
+        "target": "s",
         "fault_at": 0.0,
         "detected_at": 0.0,
         "generation_before": 1,
@@ -44,8 +44,8 @@ def an_incident(action: str, source: str | None = None) -> models.Incident:
 
 def test_an_interval_in_the_job_file_is_kept() -> None:
     """Nothing is chosen, whatever was measured."""
-    assert an_interval(CheckpointPlan(every=100)).choose(None, nodes=2, incidents=(), steps=()) is None
-    assert an_interval(CheckpointPlan(every=0)).choose(None, nodes=2, incidents=(), steps=()) is None
+    assert an_interval(CheckpointPlan(interval=100)).choose(None, nodes=2, incidents=(), steps=()) is None
+    assert an_interval(CheckpointPlan(interval=0)).choose(None, nodes=2, incidents=(), steps=()) is None
 
 
 def test_before_enough_saves_the_interval_stays() -> None:
@@ -74,7 +74,7 @@ def test_a_job_that_ran_before_starts_with_its_measurements() -> None:
 
 def test_own_measurements_count_from_the_first_few_saves_on() -> None:
     """Saves that cost a hundred times as much are made a tenth as often."""
-    cadence = an_interval(CheckpointPlan(every="auto", every_most=10**6))
+    cadence = an_interval(CheckpointPlan(interval="auto", max_interval=10**6))
     before = cadence.choose(None, nodes=4, incidents=(), steps=())
     for _ in range(ENOUGH):
         cadence.note_saved(200.0, None)
@@ -96,7 +96,7 @@ def test_a_small_difference_changes_nothing_and_limits_apply() -> None:
     assert near is not None
     assert near.every == round(best.every * 0.9)
     assert "near the best" in near.reason
-    bound = an_interval(CheckpointPlan(every="auto", every_most=150)).choose(None, nodes=4, incidents=(), steps=())
+    bound = an_interval(CheckpointPlan(interval="auto", max_interval=150)).choose(None, nodes=4, incidents=(), steps=())
     assert bound is not None
     assert bound.every == 150
     assert "the most allowed is 150" in bound.reason
@@ -119,8 +119,8 @@ def test_recoveries_without_a_rollback_lengthen_the_interval() -> None:
     """One that loaded a checkpoint counts like a restart."""
     cadence, other = an_interval(), an_interval()
     for _ in range(90):
-        cadence.note_recovered(an_incident("take-over", "live"))
-        other.note_recovered(an_incident("take-over", "checkpoint"))
+        cadence.note_recovered(an_incident("replace-ranks", "live"))
+        other.note_recovered(an_incident("replace-ranks", "checkpoint"))
     rare = cadence.choose(None, nodes=4, incidents=(), steps=())
     dense = other.choose(None, nodes=4, incidents=(), steps=())
     assert rare is not None

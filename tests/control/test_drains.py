@@ -24,7 +24,7 @@ MEMBERSHIP = {"node-0": [0], "node-1": [1]}
 def run(holdfast_home: Path, tmp_path: Path) -> Iterator[JobController]:
     """Return the controller of a job of two ranks on two nodes; nothing of it runs."""
     assert holdfast_home.is_dir()
-    spec = TrainingJob.model_validate({"name": "left", "command": ["true"], "preflight": False, "nodes": {"wanted": 2}})
+    spec = TrainingJob.model_validate({"name": "left", "command": ["true"], "preflight": False, "nnodes": 2})
     with control_job(spec, LocalCluster(name="c", nodes=2, directory=str(tmp_path))) as run:
         assert isinstance(run, JobController)
         run.generations.enter(1, dict(MEMBERSHIP), rank_table=RankTable.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), reason="launch")

@@ -178,7 +178,7 @@ def test_a_node_with_a_window_before_the_end_of_the_job_comes_later_and_an_unhea
     """Without a walltime the end is unknown, and no window speaks against a node before it begins."""
     now = time.time()
     begins = datetime.fromtimestamp(now + 7200, UTC)
-    window = Maintenance(nodes=["node-0"], begins=begins, lasts=timedelta(hours=1), ahead=timedelta(minutes=1), reason="new fan")
+    window = Maintenance(nodes=["node-0"], start=begins, duration=timedelta(hours=1), lead_time=timedelta(minutes=1), reason="new fan")
     cluster = CLUSTER.model_copy(update={"maintenance": [window]})
     eligibility, _ = begin(history, cluster=cluster)
     preflight = Preflight(cluster, history, on=False, why_suspect=eligibility.why_suspect, cut_short=eligibility.cut_short)
@@ -241,9 +241,9 @@ def test_a_drained_node_is_left_and_a_cordoned_one_is_not(history: History, begi
 def test_a_node_is_left_before_its_window_and_returns_by_itself(history: History, begin: Begin) -> None:
     """The most urgent drain counts; a notice can be cancelled."""
     begins = datetime.now(tz=UTC) + timedelta(minutes=10)
-    soon = Maintenance(nodes=["node-1"], begins=begins, lasts=timedelta(hours=1), reason="firmware")
-    past = Maintenance(nodes=["node-2"], begins=begins - timedelta(days=1), lasts=timedelta(hours=1))
-    later = Maintenance(nodes=["node-3"], begins=begins + timedelta(hours=1), lasts=timedelta(hours=1))
+    soon = Maintenance(nodes=["node-1"], start=begins, duration=timedelta(hours=1), reason="firmware")
+    past = Maintenance(nodes=["node-2"], start=begins - timedelta(days=1), duration=timedelta(hours=1))
+    later = Maintenance(nodes=["node-3"], start=begins + timedelta(hours=1), duration=timedelta(hours=1))
     cluster = LocalCluster(name="c", nodes=4, maintenance=[soon, past, later])
     eligibility, _ = begin(history, cluster=cluster)
     assert eligibility.usable(cluster.names) == ["node-0", "node-2", "node-3"]

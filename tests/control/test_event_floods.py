@@ -62,7 +62,7 @@ class Flooding:
                     sock.sendall(encode({"re": order["id"], "ok": True, "agent": "x", "since": order.get("since", 0)}))
                     if order["do"] == "attach":
                         for number in range(order["since"] + 1, EVENTS + 1):
-                            sock.sendall(encode({"seq": number, "event": "storage_error", "padding": "x" * 100}))
+                            sock.sendall(encode({"seq": number, "event": "storage-error", "padding": "x" * 100}))
 
 
 def test_the_waiting_events_of_one_node_are_bounded_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_a_node_that_reports_endless_problems_does_not_fill_the_history(recorded
     recorded.hearing._rows._most = at_once = 2000
 
     def storage_error(number: int, node: str) -> None:
-        recorded.receives("storage_error", node=node, kind="checkpoint-damaged", path=f"/c/{number}", step=number, why="w")
+        recorded.receives("storage-error", node=node, kind="checkpoint-damaged", path=f"/c/{number}", step=number, why="w")
 
     for number in range(at_once + 5000):
         storage_error(number, "a")

@@ -121,9 +121,7 @@ def test_events_that_a_killed_agent_did_not_deliver_come_from_the_next_one(recor
 def test_replicas_that_are_behind_on_many_nodes_are_one_event(recorded: Recorded) -> None:
     """A moment after the first, with the nodes; later ones are recorded separately."""
     for node in ("b", "a", "b"):
-        recorded.receives(
-            "storage_error", node=node, kind="replica-behind", path=f"/memory/{node}", why="10 snapshots were left out", step=30
-        )
+        recorded.receives("storage-error", node=node, kind="replica-lag", path=f"/memory/{node}", why="10 snapshots were left out", step=30)
     for now in (100.0, 100.0 + GATHERED / 2):
         recorded.hearing.poll(now)
         assert recorded.job_events == []
@@ -131,7 +129,7 @@ def test_replicas_that_are_behind_on_many_nodes_are_one_event(recorded: Recorded
     recorded.hearing.poll(200.0)
     (record_event,) = recorded.job_events
     assert ": a, b: 10 snapshots were left out. Cure: " in record_event
-    recorded.receives("storage_error", node="a", kind="checkpoint-late", path="/ckpt/3", why="late", step=30)
+    recorded.receives("storage-error", node="a", kind="checkpoint-backlog", path="/ckpt/3", why="late", step=30)
     assert len(recorded.job_events) == 2, "whatever else is wrong is recorded at once"
 
 

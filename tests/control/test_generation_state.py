@@ -47,7 +47,7 @@ def test_step_times_do_not_apply_to_a_rank_before_its_first_step() -> None:
 
 def test_a_rank_without_heartbeats_does_not_hide_a_stall_and_is_the_first_suspect() -> None:
     """Neither one whose agent a reattaching controller cannot reach, nor one whose agent does not report it at a start."""
-    limits = HangLimits(first_step=60.0, least=5.0)
+    limits = HangLimits(startup=60.0, hang_min=5.0)
     adopted, started = GenerationState(1, {"a": [0], "b": [1]}), GenerationState(1, {"a": [0], "b": [1]})
     adopted.unseen = {1}
     for board in (adopted, started):
@@ -97,7 +97,7 @@ def test_with_heartbeats_ranks_without_steps_are_not_awaited() -> None:
 
 def test_the_exit_of_a_rank_is_a_sign_of_progress() -> None:
     """Only rank 0 printed, and exited: its exit is the job's latest sign of life, not the start of the remaining rank."""
-    limits = HangLimits(output_silence=30.0, end_grace=60.0)
+    limits = HangLimits(log_silence=30.0, exit_grace=60.0)
     board = GenerationState(1, {"a": [0], "b": [1]})
     for rank, pid in ((0, 100), (1, 101)):
         send(board, "worker.started", 10.0, rank=rank, pid=pid)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
-from holdfast.control.agents.events import StandbyExited, StandbyReady
+from holdfast.control.agents.events import HotSpareExited, HotSpareReady
 from holdfast.control.nodes.hot_spares import MAX_LOSSES, HotSparePool, HotSpareRequest, places_for
 from holdfast.errors import CommandRejected
 
@@ -28,9 +28,9 @@ class Agents:
         """Return the client of the agent of *node*, unless it is lost."""
         return self.agents.setdefault(node, object()) if node in self.nodes else None
 
-    def send_command_async(self, node: str, verb: str, *, standbys: Any) -> Future[Any]:
+    def send_command_async(self, node: str, verb: str, *, hot_spares: Any) -> Future[Any]:
         """Record a command."""
-        self.orders.append((node, verb, standbys))
+        self.orders.append((node, verb, hot_spares))
         answer: Future[Any] = Future()
         if self.refuses:
             answer.set_exception(CommandRejected(node, "there is no warm starter", verb))
@@ -52,19 +52,24 @@ def wanted(world: int = 4) -> HotSpareRequest:
     )
 
 
-def ready(facts: dict[str, Any]) -> StandbyReady:
+def ready(facts: dict[str, Any]) -> HotSpareReady:
     """Return the event that a hot spare has warmed up."""
-    return StandbyReady.of({"event": "standby.ready", **facts})
+    return HotSpareReady.of({"event": "hot-spare.ready", **facts})
 
 
-def exited(facts: dict[str, Any]) -> StandbyExited:
+def exited(facts: dict[str, Any]) -> HotSpareExited:
     """Return the event that a hot spare has exited."""
-    return StandbyExited.of({"event": "standby.exited", **facts})
+    return HotSpareExited.of({"event": "hot-spare.exited", **facts})
 
 
 def started(agents: Agents) -> list[tuple[str, int, str]]:
     """Return node, id and role of each hot spare that was started."""
-    return [(node, one["id"], one["environment"]["P"]) for node, verb, standbys in agents.orders if verb == "standby" for one in standbys]
+    return [
+        (node, one["id"], one["environment"]["P"])
+        for node, verb, hot_spares in agents.orders
+        if verb == "start-hot-spares"
+        for one in hot_spares
+    ]
 
 
 def test_hot_spares_wait_on_spare_nodes_first_and_then_on_members_in_turn() -> None:

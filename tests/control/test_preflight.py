@@ -73,7 +73,7 @@ def test_own_checks_count_as_well(history: History) -> None:
 def test_a_node_that_cannot_be_checked_is_used(history: History) -> None:
     """Nodes over SSH with a port that refuses: all are used as without a check. Waiting for the check ends with it."""
     hosts = [{"name": name, "address": "127.0.0.1", "port": port} for name, port in (("a", 1), ("b", 2))]
-    preflight = Preflight(cluster_of({"kind": "ssh", "name": "c", "hosts": hosts, "misses": 1}), history)
+    preflight = Preflight(cluster_of({"kind": "ssh", "name": "c", "hosts": hosts, "failure_threshold": 1}), history)
     preflight.begin(["a", "b"])
     preflight.finish()
     wait_until(lambda: len(preflight._checked) == 2, seconds=60)
@@ -102,10 +102,10 @@ def test_an_unreachable_history_stops_no_launch(tmp_path: Path) -> None:
     away.close()
 
 
-def a_cluster(folder: Path, disk: float, **fields: object) -> LocalCluster:
+def a_cluster(folder: Path, disk: int | str, **fields: object) -> LocalCluster:
     """Return a cluster with a short burn-in before a launch, with that minimum speed of disks."""
-    limits = {"disk": disk, "network": 0, "latency": 0}
-    burn_in = {"before_launch": True, "disk_size": "4MiB", "network_size": "1MiB", "nice": 0, "limits": limits, **fields}
+    limits = {"min_disk_bandwidth": disk, "min_network_bandwidth": 0, "max_latency": 0}
+    burn_in = {"before_launch": True, "disk_size": "4MiB", "network_size": "1MiB", "nice": 0, "thresholds": limits, **fields}
     made = cluster_of({"name": "c", "nodes": 2, "directory": str(folder), "burn_in": burn_in})
     assert isinstance(made, LocalCluster)
     return made
@@ -113,7 +113,7 @@ def a_cluster(folder: Path, disk: float, **fields: object) -> LocalCluster:
 
 def test_a_node_that_fails_the_short_burn_in_comes_last(history: History, tmp_path: Path) -> None:
     """Once it passes nothing speaks against it any more."""
-    preflight = Preflight(a_cluster(tmp_path, 1e9), history)
+    preflight = Preflight(a_cluster(tmp_path, "1000TB"), history)
     preflight.begin(["node-0"])
     wait_until(lambda: "node-0" in preflight._burn_in_failures, seconds=60)
     assert preflight.objection("node-0").startswith("failed the short burn-in: disk: its disk wrote") or "unhealthy" in preflight.objection(

@@ -54,7 +54,7 @@ def run_worker(nodes: LocalNodes, job: str) -> int:
 def test_a_replaced_rank_on_an_unreachable_node_is_ended_once_the_node_answers(holdfast_home: Path, nodes: LocalNodes) -> None:
     """Otherwise it would keep the process, and the memory of its device, as long as the job runs."""
     assert holdfast_home.is_dir()
-    spec = TrainingJob.model_validate({"name": "taken", "command": ["true"], "preflight": False, "nodes": {"wanted": 2}})
+    spec = TrainingJob.model_validate({"name": "taken", "command": ["true"], "preflight": False, "nnodes": 2})
     with control_job(spec, LocalCluster(name="c", nodes=2, directory=str(nodes.root))) as run:
         assert isinstance(run, JobController)
         run.generations.enter(1, dict(MEMBERSHIP), rank_table=RankTable.fresh(1, MEMBERSHIP, ("127.0.0.1", 1), every=None), reason="launch")
@@ -62,11 +62,11 @@ def test_a_replaced_rank_on_an_unreachable_node_is_ended_once_the_node_answers(h
         pid = run_worker(nodes, run.job.id)
         now = time.time()
         row = models.Incident(
-            job_id=run.job.id, number=1, kind="job-hang", subject="rank 1", fault_at=now, detected_at=now, generation_before=1, reason="x"
+            job_id=run.job.id, number=1, kind="job-hang", target="rank 1", fault_at=now, detected_at=now, generation_before=1, reason="x"
         )
         incident = IncidentInWork(row=row, lap_at=now, state=run.generations.state)
-        seat = Placement(rank=1, node="node-0", standby=7)
-        incident.decision = Decision(action=RecoveryAction.TAKE_OVER, reason="rank 1 continues in hot spare 7 on node-0", seats=(seat,))
+        seat = Placement(rank=1, node="node-0", hot_spare=7)
+        incident.decision = Decision(action=RecoveryAction.REPLACE_RANKS, reason="rank 1 continues in hot spare 7 on node-0", seats=(seat,))
         assert in_process.isolate(run, incident, incident.decision).event is Event.ISOLATED
         wait_until(lambda: not is_alive(pid, None), seconds=60)
         assert incident.lost == {"node-1"}

@@ -49,31 +49,31 @@ def message_with(watched: WatchedPolicy, words: str) -> str:
 
 def test_a_changed_policy_file_is_in_force_at_the_next_check(opened: Open, tmp_path: Path) -> None:
     """With the job's own settings before it, and a message about the changes."""
-    watched = opened("budget: {in_place: 1}\n", budget={"fruitless": 9})
-    assert (watched.present.budget.in_place, watched.present.budget.fruitless) == (1, 9)
-    (tmp_path / "mine.yaml").write_text("budget: {in_place: 2, fruitless: 4}\nactions: [shrink]\n")
+    watched = opened("max_restarts_in_place: 1\n", max_recoveries_without_progress=9)
+    assert (watched.present.budget.max_restarts_in_place, watched.present.budget.max_recoveries_without_progress) == (1, 9)
+    (tmp_path / "mine.yaml").write_text("max_restarts_in_place: 2\nmax_recoveries_without_progress: 4\nactions: [shrink-restart]\n")
     message = message_with(watched, "has changed")
-    assert "actions: shrink (was: retry-step, take-over" in message
-    assert "budget.in_place: 2 (was: 1)" in message
+    assert "actions: shrink-restart (was: retry-step, replace-ranks" in message
+    assert "max_restarts_in_place: 2 (was: 1)" in message
     assert "fruitless" not in message
-    assert (watched.present.budget.in_place, watched.present.budget.fruitless) == (2, 9)
+    assert (watched.present.budget.max_restarts_in_place, watched.present.budget.max_recoveries_without_progress) == (2, 9)
 
 
 def test_a_decision_has_the_file_checked(opened: Open, tmp_path: Path) -> None:
     """It need not wait for the next second."""
-    watched = opened("budget: {in_place: 1}\n")
+    watched = opened("max_restarts_in_place: 1\n")
     hopes = 0
     for number in range(2, 22):
-        (tmp_path / "mine.yaml").write_text(f"budget: {{in_place: {number}}}\n# {'x' * number}\n")
+        (tmp_path / "mine.yaml").write_text(f"max_restarts_in_place: {number}\n# {'x' * number}\n")
         watched.check_now()
-        hopes += watched.present.budget.in_place == number
+        hopes += watched.present.budget.max_restarts_in_place == number
     assert hopes > 0
-    wait_until(lambda: watched.present.budget.in_place == 21, seconds=60)
+    wait_until(lambda: watched.present.budget.max_restarts_in_place == 21, seconds=60)
 
 
 def test_a_bad_policy_file_is_reported_once_and_changes_nothing(opened: Open, tmp_path: Path) -> None:
     """Until it is usable again."""
-    watched, file = opened("budget: {in_place: 1}\n"), tmp_path / "mine.yaml"
+    watched, file = opened("max_restarts_in_place: 1\n"), tmp_path / "mine.yaml"
     before = watched.present
     file.write_text("recommended_actions: {gpu-of-bus: evict}\n")
     message = message_with(watched, "stays in force")
@@ -83,7 +83,7 @@ def test_a_bad_policy_file_is_reported_once_and_changes_nothing(opened: Open, tm
     for _ in range(5):
         watched.check_now()
     assert (watched.present, watched.news()) == (before, [])
-    file.write_text("budget: {in_place: 1}\n")
+    file.write_text("max_restarts_in_place: 1\n")
     assert "is usable again" in message_with(watched, "is usable again")
     assert watched.present == before
     file.unlink()
@@ -93,9 +93,9 @@ def test_a_bad_policy_file_is_reported_once_and_changes_nothing(opened: Open, tm
 
 def test_a_controller_that_finds_a_bad_file_continues_with_the_last_policy_in_force(opened: Open, tmp_path: Path) -> None:
     """The job's folder has a copy of the last usable one."""
-    opened("budget: {in_place: 7}\n").close()
-    watched = opened("budget: {in_plac: 8}\n")
-    assert (watched.present.budget.in_place, watched.present.name) == (7, str(tmp_path / "mine.yaml"))
+    opened("max_restarts_in_place: 7\n").close()
+    watched = opened("max_restarts_in_plac: 8\n")
+    assert (watched.present.budget.max_restarts_in_place, watched.present.name) == (7, str(tmp_path / "mine.yaml"))
     assert "The last policy that was in force is used again" in message_with(watched, "in_plac")
 
 
@@ -115,7 +115,7 @@ def test_a_named_policy_needs_no_file(tmp_path: Path) -> None:
 
 
 PLAIN = "name: c\nnodes: 3\n"
-WINDOW = "maintenance:\n- {nodes: [node-1], begins: 2030-01-01 22:00+00:00, lasts: 2h, reason: new switch}\n"
+WINDOW = "maintenance:\n- {nodes: [node-1], start: 2030-01-01 22:00+00:00, duration: 2h, reason: new switch}\n"
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def messages_until(watched: ClusterFile, words: str) -> list[str]:
 def test_windows_and_notices_apply_to_running_jobs_and_other_fields_to_later_ones(followed: tuple[ClusterFile, Path]) -> None:
     """Each change is reported with the previous value."""
     watched, file = followed
-    file.write_text("name: c\nnodes: 5\nnotice: {file: /run/leaving}\n" + WINDOW)
+    file.write_text("name: c\nnodes: 5\npreemption_notice: {file: /run/leaving}\n" + WINDOW)
     message = "\n".join(messages_until(watched, "jobs submitted later"))
     assert "has changed; from now on: maintenance: new switch of node-1 from 2030-01-01 22:00" in message
     assert "for 2 h 00 min (was: none); notice" in message
@@ -151,7 +151,7 @@ def test_windows_and_notices_apply_to_running_jobs_and_other_fields_to_later_one
     (window,) = watched.present.windows
     assert window.nodes == {"node-1"}
     assert isinstance(watched.present, LocalCluster)
-    assert (watched.present.notice.file, len(watched.present.names)) == ("/run/leaving", 3)
+    assert (watched.present.preemption_notice.file, len(watched.present.names)) == ("/run/leaving", 3)
 
 
 def test_a_bad_cluster_file_is_reported_with_field_and_cure_and_changes_nothing(followed: tuple[ClusterFile, Path]) -> None:
@@ -181,7 +181,7 @@ def test_the_cluster_in_a_job_file_is_read_from_there(tmp_path: Path) -> None:
     assert cluster is not None
     watched = ClusterFile(cluster)
     try:
-        file.write_text("name: NONE\nscript: 3\ncluster:\n  nodes: 3\n  maintenance: [{begins: 2030-01-01 22:00}]\n")
+        file.write_text("name: NONE\nscript: 3\ncluster:\n  nodes: 3\n  maintenance: [{start: 2030-01-01 22:00}]\n")
         messages_until(watched, "maintenance of all nodes from")
         assert len(watched.present.windows) == 1
     finally:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import pytest
 
 from detectors.associations import follows_step
-from detectors.catalogue import CATALOGUE, Blame, Fault, FaultKind, RecommendedAction, register
+from detectors.catalogue import CATALOGUE, Attribution, Fault, FaultKind, RecommendedAction, register
 from detectors.diagnosis import diagnose, see
 from detectors.evidence import LogLine, Sample, WorkerExit
 from detectors.exceptions import PEER_LOST
@@ -57,7 +57,7 @@ def test_every_entry_is_whole(name: str) -> None:
 
 @each("name", KINDS)
 def test_a_fault_quotes_its_evidence(name: str) -> None:
-    """A verdict without a quote cannot be judged by a person, one without a signature cannot be compared."""
+    """A diagnosis without a quote cannot be judged by a person, one without a signature cannot be compared."""
     evidence = CATALOGUE[name].unhealthy.evidence
     for fault in see(evidence if isinstance(evidence, tuple) else [evidence], CATALOGUE[name].unhealthy.limits):
         assert fault.quote
@@ -75,19 +75,24 @@ def test_a_level_asks_for_no_more_than_the_blame_bears() -> None:
     """A node leaves only for what speaks against a node, and only the diagnosis calls something the user's error."""
     entries = [CATALOGUE[name] for name in KINDS]
     assert the(one for one in entries if one.recommended_action is RecommendedAction.USER_ERROR) == {"user-error"}
-    assert {one.blame for one in entries if one.recommended_action in (RecommendedAction.EVICT, RecommendedAction.DRAIN)} == {
-        Blame.NODE,
-        Blame.GPU,
-        Blame.STORAGE,
+    assert {one.attributed_to for one in entries if one.recommended_action in (RecommendedAction.EVICT, RecommendedAction.DRAIN)} == {
+        Attribution.NODE,
+        Attribution.GPU,
+        Attribution.STORAGE,
     }
-    assert {one.blame for one in entries if one.recommended_action is RecommendedAction.RESET_GPU} == {Blame.GPU}
+    assert {one.attributed_to for one in entries if one.recommended_action is RecommendedAction.RESET_GPU} == {Attribution.GPU}
     watched = the(
         one
         for one in entries
-        if one.recommended_action in (RecommendedAction.RECORD, RecommendedAction.MONITOR) and one.blame in (Blame.USER_CODE, Blame.NONE)
+        if one.recommended_action in (RecommendedAction.RECORD, RecommendedAction.MONITOR)
+        and one.attributed_to in (Attribution.USER_CODE, Attribution.NONE)
     )
-    assert watched == {"loss-not-finite", "loss-spike", "job-zombie"}, "what is only watched speaks against somebody, a loss aside"
-    assert the(one for one in entries if one.blame is Blame.NONE) == {PEER_LOST.id, "recovery-cut-short", "take-over-failed"}
+    assert watched == {"loss-not-finite", "loss-spike", "training-frozen"}, "what is only watched speaks against somebody, a loss aside"
+    assert the(one for one in entries if one.attributed_to is Attribution.NONE) == {
+        PEER_LOST.id,
+        "recovery-cut-short",
+        "replace-ranks-failed",
+    }
 
 
 def test_a_secondary_failure_weighs_less_than_anything_that_may_have_caused_it() -> None:
@@ -124,6 +129,6 @@ def test_every_signal_that_ends_a_worker_has_a_kind(number: int) -> None:
 
 def test_a_fault_says_whom_it_was_seen_on() -> None:
     """A rank on its node, a node, or the job as a whole."""
-    assert Fault(kind="job-hang", at=0.0, node="n1", rank=3).subject == "rank 3 on n1"
-    assert Fault(kind="job-hang", at=0.0, node="n1").subject == "node n1"
-    assert Fault(kind="job-hang", at=0.0).subject == "job"
+    assert Fault(kind="job-hang", at=0.0, node="n1", rank=3).target == "rank 3 on n1"
+    assert Fault(kind="job-hang", at=0.0, node="n1").target == "node n1"
+    assert Fault(kind="job-hang", at=0.0).target == "job"

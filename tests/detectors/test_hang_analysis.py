@@ -179,9 +179,9 @@ def test_where_the_standings_say_nothing_the_first_suspect_is_named_as_before() 
 def test_a_culprit_that_is_known_spares_the_time_to_react_and_no_more() -> None:
     """The limit is 2 s: what is known is answered a quarter of a second before, what is not only after it."""
     late = status(member(all=811))
-    assert seen(quiet(WAITS, late, WAITS, age=1.7), timeout=2.0) == []
-    assert the_fault(quiet(WAITS, late, WAITS, age=1.8), timeout=2.0).rank == 1
-    assert seen(quiet(late, late, late, age=1.99), timeout=2.0) == []
+    assert seen(quiet(WAITS, late, WAITS, age=1.7), hang=2.0) == []
+    assert the_fault(quiet(WAITS, late, WAITS, age=1.8), hang=2.0).rank == 1
+    assert seen(quiet(late, late, late, age=1.99), hang=2.0) == []
 
 
 def test_a_long_step_in_which_operations_begin_is_no_hang() -> None:
@@ -189,9 +189,9 @@ def test_a_long_step_in_which_operations_begin_is_no_hang() -> None:
     late = status(member(all=811))
     for age, faults in ((4.0, 0), (9.9, 0), (10.1, 1)):
         progress = Progress(at=100.0, ranks=ranks(WAITS, late, WAITS, age=age), step_seconds=STEADY, moved=0.5, status_requested=True)
-        assert len(seen(progress, timeout=2.0)) == faults
+        assert len(seen(progress, hang=2.0)) == faults
     stale = Progress(at=100.0, ranks=ranks(WAITS, late, WAITS, age=4.0), step_seconds=STEADY, moved=2.1, status_requested=True)
-    assert len(seen(stale, timeout=2.0)) == 1
+    assert len(seen(stale, hang=2.0)) == 1
 
 
 def test_a_declared_section_is_not_judged_by_where_ranks_stand() -> None:

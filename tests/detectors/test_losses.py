@@ -75,7 +75,7 @@ def test_a_loss_frozen_to_the_bit_is_a_zombie() -> None:
     """After 64 steps, where it had changed at every step before."""
     assert seen(run(*[2.25] * 63)) == []
     fault = the_fault(run(*[2.25] * 64))
-    assert (fault.kind, fault.step) == ("job-zombie", 101)
+    assert (fault.kind, fault.step) == ("training-frozen", 101)
     assert "2.25 to the bit for 64 steps, since step 101" in fault.quote
 
 
@@ -83,7 +83,7 @@ def test_a_loss_with_usual_runs_needs_a_much_longer_run() -> None:
     """Reported every 20 steps: 64 in a row may come, 80 never did."""
     curve = [3.0 - (step // 20) * 0.01 for step in range(200)]
     assert seen(LossHistory(at=0.0, losses=tuple(enumerate([*curve, *[1.0] * 79])))) == []
-    assert the_fault(LossHistory(at=0.0, losses=tuple(enumerate([*curve, *[1.0] * 80])))).kind == "job-zombie"
+    assert the_fault(LossHistory(at=0.0, losses=tuple(enumerate([*curve, *[1.0] * 80])))).kind == "training-frozen"
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
@@ -102,7 +102,7 @@ def test_a_loss_that_does_not_become_a_number_again_is_lost() -> None:
     assert seen(run(math.nan, 1.1, math.nan, math.nan)) == []
     for count in (3, 80):
         fault = the_fault(run(*[math.nan] * count))
-        assert (fault.kind, fault.step, fault.signature) == ("loss-lost", 101, "loss-lost since step 101")
+        assert (fault.kind, fault.step, fault.signature) == ("loss-diverged", 101, "loss-diverged since step 101")
     assert "since step 101; at step 100 it was" in fault.quote
     assert seen(LossHistory(at=0.0, losses=tuple((step, math.nan) for step in range(200)))) == []
 
@@ -111,5 +111,5 @@ def test_parameters_that_never_change_are_a_zombie() -> None:
     """Two checks may fall into one accumulation of gradients."""
     assert seen(FrozenParameters(at=0.0, node="n0", rank=0, steps=(16, 32))) == []
     fault = the_fault(FrozenParameters(at=0.0, node="n0", rank=0, steps=(16, 32, 48)))
-    assert (fault.kind, fault.rank) == ("job-zombie", 0)
+    assert (fault.kind, fault.rank) == ("training-frozen", 0)
     assert "no parameter has changed from step 16 to step 48" in fault.quote

@@ -16,7 +16,7 @@ from tests.detectors.evidence_of import a_rank, seen, the_fault
 STEADY = (0.3,) * 8
 DURATIONS = st.floats(min_value=0.0, max_value=1e6)
 STEPS = st.lists(DURATIONS, min_size=1, max_size=2 * WINDOW).map(tuple)
-LIMITS = st.builds(HangLimits, least=st.floats(0.1, 100.0), factor=st.floats(1.0, 20.0))
+LIMITS = st.builds(HangLimits, hang_min=st.floats(0.1, 100.0), hang_multiplier=st.floats(1.0, 20.0))
 
 
 def status(*ages: float, steps: tuple[float, ...] = STEADY, since_start: float = 0.0) -> Progress:
@@ -28,7 +28,7 @@ def status(*ages: float, steps: tuple[float, ...] = STEADY, since_start: float =
 @given(STEPS, LIMITS)
 def test_the_limit_is_never_below_the_least(steps: tuple[float, ...], limits: HangLimits) -> None:
     """Nor below the job's own factor of its median step."""
-    assert hang_limit(steps, limits) >= max(limits.least, limits.factor * median(steps[-WINDOW:]))
+    assert hang_limit(steps, limits) >= max(limits.hang_min, limits.hang_multiplier * median(steps[-WINDOW:]))
 
 
 @given(STEPS, st.floats(1.0, 10.0), LIMITS)
@@ -43,13 +43,17 @@ def test_slower_steps_never_lower_the_limit(steps: tuple[float, ...], times: flo
 @given(STEPS, LIMITS, st.floats(1.0, 10.0))
 def test_a_more_patient_person_never_lowers_the_limit(steps: tuple[float, ...], limits: HangLimits, times: float) -> None:
     """In either of the two settings."""
-    assert hang_limit(steps, HangLimits(least=limits.least * times, factor=limits.factor)) >= hang_limit(steps, limits)
-    assert hang_limit(steps, HangLimits(least=limits.least, factor=limits.factor * times)) >= hang_limit(steps, limits)
+    assert hang_limit(steps, HangLimits(hang_min=limits.hang_min * times, hang_multiplier=limits.hang_multiplier)) >= hang_limit(
+        steps, limits
+    )
+    assert hang_limit(steps, HangLimits(hang_min=limits.hang_min, hang_multiplier=limits.hang_multiplier * times)) >= hang_limit(
+        steps, limits
+    )
 
 
 def test_the_limit_follows_the_job_and_forgets() -> None:
     """A slow step counts while it is recent, then the limit comes down again."""
-    limits = HangLimits(least=2.0, factor=3.0)
+    limits = HangLimits(hang_min=2.0, hang_multiplier=3.0)
     assert hang_limit((10.0,) * 8, limits) == 30.0
     assert hang_limit((1.0,) * 8 + (50.0,), limits) == 100.0
     assert hang_limit((50.0,) + (1.0,) * WINDOW, limits) == 3.0
@@ -59,7 +63,7 @@ def test_the_limit_follows_the_job_and_forgets() -> None:
 def test_a_duration_that_is_no_number_of_seconds_does_not_switch_the_alarm_off(odd: float) -> None:
     """A worker with a broken clock would otherwise never hang."""
     assert hang_limit((odd, 1.0, odd, 1.0), HangLimits()) == 3.0
-    assert hang_limit((odd,), HangLimits()) == HangLimits().first_step
+    assert hang_limit((odd,), HangLimits()) == HangLimits().startup
 
 
 @given(st.floats(0.01, 100.0), st.lists(st.floats(1.0, 2.0), min_size=2, max_size=300), st.integers(1, 4))
@@ -75,7 +79,7 @@ def test_noisy_but_healthy_steps_never_raise_an_alarm(base: float, noise: list[f
 def test_an_alarm_comes_just_beyond_the_limit_and_not_at_it(steps: tuple[float, ...], limits: HangLimits, more: float) -> None:
     """Every rank has to be quiet for so long; the quote says the limit."""
     limit = hang_limit(steps, limits)
-    quick = {"least": limits.least, "factor": limits.factor, "timeout": 0.1}
+    quick = {"hang_min": limits.hang_min, "hang_multiplier": limits.hang_multiplier, "hang": 0.1}
     assert seen(status(limit, limit + more, steps=steps), **quick) == []
     fault = the_fault(status(limit * 1.001 + more, limit * 1.002 + more, steps=steps), **quick)
     assert fault.kind == "job-hang"
@@ -99,7 +103,7 @@ def test_a_declared_section_never_raises_before_its_own_limit(own: float, defaul
     for limit, section_limit in ((own, own), (default, None)):
         held = a_rank("n1", age=limit, section="evaluation", section_limit=section_limit)
         progress = Progress(at=0.0, ranks={0: a_rank(age=others), 1: held}, step_seconds=steps, since_start=others + limit)
-        assert seen(progress, section=default, first_step=1.0) == []
+        assert seen(progress, section=default, startup=1.0) == []
 
 
 def test_a_section_beyond_its_own_limit_is_its_ranks_fault() -> None:
@@ -173,7 +177,7 @@ def test_a_pause_of_a_hundred_steps_is_reported_but_no_fault(ages: tuple[float, 
         quiet = replace(status(*ages), status_requested=status_requested)
         assert seen(quiet) == []
         assert pause_in(quiet, HangLimits()) == ages[0]
-        assert "It counts as a hang after 300 s (`limits.hang_timeout`)" in describe_pause(quiet, HangLimits())
+        assert "It counts as a hang after 300 s (`timeouts.hang`)" in describe_pause(quiet, HangLimits())
     assert pause_in(status(1.9, 1.9), HangLimits()) == 0.0
 
 
@@ -186,31 +190,29 @@ def test_a_job_that_went_on_after_a_long_pause_is_given_longer() -> None:
 
 def test_the_limit_of_a_person_who_is_in_a_hurry_counts() -> None:
     """Two seconds without a step, nothing proven."""
-    assert the_fault(status(9.0, 12.0), timeout=2.0).kind == "job-hang"
+    assert the_fault(status(9.0, 12.0), hang=2.0).kind == "job-hang"
 
 
 def test_ranks_that_outlive_others_are_given_time_since_the_last_sign_of_life() -> None:
     """An end, an output and a step are one; after that they have a reason of their own, and who prints nothing is not silent."""
     left = Progress(at=900.0, ranks={1: a_rank("n1", age=5000.0)}, steps_expected=False, ended=(0, 2), since_end=299.0, output_age=299.0)
-    assert seen(left, output_silence=10.0) == []
-    assert seen(replace(left, since_end=400.0), output_silence=10.0) == []
-    fault = the_fault(replace(left, since_end=301.0, output_age=305.0), output_silence=10.0)
+    assert seen(left, log_silence=10.0) == []
+    assert seen(replace(left, since_end=400.0), log_silence=10.0) == []
+    fault = the_fault(replace(left, since_end=301.0, output_age=305.0), log_silence=10.0)
     assert (fault.kind, fault.rank, fault.at) == ("job-end-stuck", 1, 900.0 - 301.0)
     assert fault.quote.startswith("ranks 0, 2 exited with status 0, rank 1 did not, without any activity for 301.0 s (limit 300.0 s")
     stepping = replace(left, ranks={1: a_rank("n1", age=2.5)}, steps_expected=True, step_seconds=STEADY, since_end=400.0, output_age=400.0)
     assert seen(stepping) == []
-    assert seen(replace(left, since_end=400.0, output_age=400.0), output_silence=500.0) == [], (
-        "a longer limit of a person's counts here too"
-    )
+    assert seen(replace(left, since_end=400.0, output_age=400.0), log_silence=500.0) == [], "a longer limit of a person's counts here too"
 
 
 def test_a_short_limit_for_silence_does_not_hold_before_the_first_output() -> None:
     """Loading and compiling are silent; they have the limit of a start."""
     loading = replace(silent(600.0), printed=False)
-    assert seen(loading, output_silence=10.0) == []
-    fault = the_fault(replace(loading, output_age=1801.0), output_silence=10.0)
+    assert seen(loading, log_silence=10.0) == []
+    fault = the_fault(replace(loading, output_age=1801.0), log_silence=10.0)
     assert (fault.kind, fault.quote[:38]) == ("job-output-silent", "no output since the start 1801.0 s ago")
-    assert seen(loading, output_silence=10.0, first_step=60.0)[0].kind == "job-output-silent"
+    assert seen(loading, log_silence=10.0, startup=60.0)[0].kind == "job-output-silent"
 
 
 def silent(age: float | None, process: str = "S") -> Progress:
@@ -223,19 +225,19 @@ def silent(age: float | None, process: str = "S") -> Progress:
 def test_a_script_without_heartbeats_never_hangs_unless_a_limit_is_set() -> None:
     """Nothing is expected of it that nobody asked for."""
     assert seen(silent(1e9)) == []
-    assert seen(silent(60.0), output_silence=60.0) == []
-    assert seen(silent(None), output_silence=60.0) == []
+    assert seen(silent(60.0), log_silence=60.0) == []
+    assert seen(silent(None), log_silence=60.0) == []
 
 
 def test_a_silent_script_blames_no_node_without_a_sign() -> None:
     """All its ranks look alike: the first of them is not the worst."""
-    fault = the_fault(silent(61.0), output_silence=60.0)
+    fault = the_fault(silent(61.0), log_silence=60.0)
     assert (fault.kind, fault.node, fault.rank, fault.at) == ("job-output-silent", None, None, 39.0)
 
 
 def test_a_silent_script_blames_the_rank_that_is_stuck() -> None:
     """A process that sleeps in the kernel is a sign."""
-    assert the_fault(silent(61.0, process="D"), output_silence=60.0).node == "n1"
+    assert the_fault(silent(61.0, process="D"), log_silence=60.0).node == "n1"
 
 
 def overrun(*reached: tuple[str, int, str], seconds: float = 121.0) -> RecoveryTimeout:

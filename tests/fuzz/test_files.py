@@ -22,9 +22,11 @@ JOB = b"""\
 name: gpt-small
 script: train.py
 args: [--rate, 1e-3]
-nodes: {wanted: 2, ranks: 2, spares: 1}
-checkpoint: {directory: c, every: 20, keep: 2}
-limits: {hang_least: 30s, lease: 2m}
+nnodes: 2
+nproc_per_node: 2
+spares: 1
+checkpoint: {directory: c, interval: 20, keep: 2}
+timeouts: {hang_min: 30s, lease: 2m}
 policy: balanced
 cluster: {kind: local, nodes: 3}
 """
@@ -37,11 +39,12 @@ jump: [{address: gate.example.org}]
 """
 POLICY = b"""\
 based_on: balanced
-budget: {restarts: 2, window: 1h}
+max_restarts: 2
+recovery_window: 1h
 actions: [restart-rank, replace-node]
 """
-FIELDS = ("name", "script", "command", "args", "nodes", "checkpoint", "limits", "policy", "cluster", "hosts", "kind", "user", "environment")
-FOLDED = some.dictionaries(some.sampled_from((*FIELDS, "wanted", "every", "based_on", "budget")) | some.text(max_size=4), ANYTHING)
+FIELDS = ("name", "script", "command", "args", "nnodes", "checkpoint", "timeouts", "policy", "cluster", "hosts", "kind", "user", "env")
+FOLDED = some.dictionaries(some.sampled_from((*FIELDS, "nodes", "interval", "based_on", "recovery")) | some.text(max_size=4), ANYTHING)
 
 
 FILES = (

@@ -174,7 +174,7 @@ def test_a_node_that_names_logs_without_end_is_not_believed() -> None:
     """Each would be asked for."""
     many = {f"rank-{number}.log": 1 for number in range(MAX_LOGS)}
     assert problem_of("logs", {"logs": many}) == ""
-    assert problem_of("logs", {"logs": {**many, "standby-0.log": 1}})
+    assert problem_of("logs", {"logs": {**many, "hot-spare-0.log": 1}})
 
 
 @pytest.mark.parametrize(

@@ -33,4 +33,4 @@ def test_bill_and_replay_read_either_database(history: History) -> None:
         assert found.ledger.sum().wall == sum(found.ledger.sum(use).wall for use in TimeCategory)
     assert bill(history, since=filled.BEGAN + 30.0).total_hours < bill(history).total_hours
     assert replay(history, "balanced", job=job).same == 1
-    assert replay(history, "aggressive").costs.keys() == {"restart-in-place", "replace-node"}
+    assert replay(history, "aggressive").costs.keys() == {"restart-workers", "replace-node"}

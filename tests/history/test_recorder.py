@@ -88,7 +88,7 @@ def test_amendments_are_made_in_order_and_to_what_was_just_added(history: Histor
     incident = an_incident("j1", 1)
     with recording(history, outbox_path) as recorder:
         recorder.add(incident)
-        recorder.amend(Incident, incident.id, action="restart-in-place")
+        recorder.amend(Incident, incident.id, action="restart-workers")
         recorder.amend(Incident, incident.id, action="replace-node", closed_at=9.0)
         recorder.add(a_step("j1", 1))
         recorder.amend(StepRecord, ("j1", 1, 1), loss=float("nan"))
@@ -114,12 +114,12 @@ def test_an_outage_loses_nothing_and_keeps_the_order(
                 recorder.add(a_move("j1", state))
             incident = an_incident("j1", 1)
             recorder.add(incident)
-            recorder.amend(Incident, incident.id, action="shrink")
+            recorder.amend(Incident, incident.id, action="shrink-restart")
             wait_until(lambda: "history.unreachable" in caplog.text, seconds=30)
             assert not recorder.flush(1.5)
         assert recorder.flush(15)
     assert [move.after for move in queries.transitions(impatient, "j1")] == states
-    assert queries.incidents(impatient, "j1")[0].action == "shrink"
+    assert queries.incidents(impatient, "j1")[0].action == "shrink-restart"
     events = [getattr(record, "event", "") for record in caplog.records]
     assert (events.count("history.unreachable"), events.count("history.reachable")) == (1, 1)
     assert not outbox_path.exists()

@@ -72,25 +72,25 @@ def test_faults_are_the_interruptions_that_were_nobodys_wish_and_not_the_scripts
 def test_recoveries_are_counted_by_rung_and_by_whether_they_went_back(history: History) -> None:
     """A take-over goes back only when no living rank held the state, a restart only when the memory of nodes did not."""
     rows = [
-        *recovered("j", 1, "take-over", {}, facts={"source": "live"}),
-        *recovered("j", 2, "take-over", {}, facts={"source": "checkpoint"}),
-        *recovered("j", 3, "take-over", {}),
-        *recovered("k", 1, "restart-in-place", {}),
-        *recovered("k", 3, "restart-in-place", {}, facts={"source": "memory"}),
+        *recovered("j", 1, "replace-ranks", {}, facts={"source": "live"}),
+        *recovered("j", 2, "replace-ranks", {}, facts={"source": "checkpoint"}),
+        *recovered("j", 3, "replace-ranks", {}),
+        *recovered("k", 1, "restart-workers", {}),
+        *recovered("k", 3, "restart-workers", {}, facts={"source": "memory"}),
         an_incident("k", 2, action="replace-node"),
     ]
     write(history, *rows)
     found = statistics.fleet(history)
-    assert found.actions == {"take-over": 3, "restart-in-place": 2}
-    assert list(found.actions) == ["take-over", "restart-in-place"]
+    assert found.actions == {"replace-ranks": 3, "restart-workers": 2}
+    assert list(found.actions) == ["replace-ranks", "restart-workers"]
     assert (found.recoveries, found.back) == (5, 2)
 
 
 def test_phases_are_medians_over_the_recoveries_that_were_timed(history: History) -> None:
     """One that a recovery did not have took no time in it; the same phase twice in one counts together."""
-    write(history, *recovered("j", 1, "restart-in-place", {"detect": 1.0, "load": 4.0}))
-    write(history, *recovered("j", 2, "restart-in-place", {"detect": 3.0, "load": 2.0}))
-    write(history, *recovered("k", 1, "take-over", {"detect": 2.0}), *recovered("k", 2, "take-over", {}))
+    write(history, *recovered("j", 1, "restart-workers", {"detect": 1.0, "load": 4.0}))
+    write(history, *recovered("j", 2, "restart-workers", {"detect": 3.0, "load": 2.0}))
+    write(history, *recovered("k", 1, "replace-ranks", {"detect": 2.0}), *recovered("k", 2, "replace-ranks", {}))
     twice = recovered("k", 3, "replace-node", {"detect": 9.0, "load": 5.0})
     write(history, *twice, Phase(job_id="k", incident_id=twice[0].id, position=7, name="load", seconds=5.0))
     gave_up = an_incident("k", 4, outcome="gave-up")

@@ -42,27 +42,29 @@ def set_up(rack: Rack) -> None:
 
 
 class HostJob:
-    """A job on all hosts of a rack: all but *spare* train, one rank each; the spare ones have a warm standby."""
+    """A job on all hosts of a rack: all but *spare* train, one rank each; the spare ones have a hot spare."""
 
     def __init__(
         self, rack: Rack, place: Path, environment: Mapping[str, str], *, spare: int = 1, pace: float = 0.05, **given: Any
     ) -> None:
         self.rack, self.place, self.name = rack, place, given.pop("name", "bench")
         self._code(place)
-        plan = {"wanted": len(rack) - spare, "ranks": 1, "spare": spare, "standbys": min(spare, 1), **given.pop("nodes", {})}
+        plan = {"nnodes": len(rack) - spare, "nproc_per_node": 1, "spare_nodes": spare, "hot_spares": min(spare, 1)}
         job = {
             "name": self.name,
             "script": str(place / "train.py"),
             "args": [*SMALL, "--pace", str(pace)],
-            "directory": str(place),
-            "nodes": plan,
-            "checkpoint": {"every": 0, "directory": str(place / "checkpoints")},
-            "environment": {"OMP_NUM_THREADS": "1"},
-            "budget": {"recoveries": 10_000, "in_place": 10_000, "fruitless": 1000},
-            "limits": {"hang_timeout": "2s", **given.pop("limits", {})},
+            "workdir": str(place),
+            **plan,
+            "checkpoint": {"interval": 0, "directory": str(place / "checkpoints")},
+            "env": {"OMP_NUM_THREADS": "1"},
+            "max_recoveries": 10_000,
+            "max_restarts_in_place": 10_000,
+            "max_recoveries_without_progress": 1000,
+            "timeouts": {"hang": "2s", **given.pop("timeouts", {})},
             **given,
         }
-        self.ranks, self.waits, self.has_spare = plan["wanted"] * plan["ranks"], plan["standbys"], plan["spare"] > 0
+        self.ranks, self.waits, self.has_spare = job["nnodes"] * job["nproc_per_node"], job["hot_spares"], job["spare_nodes"] > 0
         self.spec = place / "spec.json"
         self.spec.write_text(json.dumps({"job": job, "cluster": rack.cluster(name=place.name.lower(), directory=DIRECTORY)}))
         self.environment = {
@@ -183,12 +185,12 @@ class HostJob:
         self.until(lambda: self.step() >= until, f"step {until}")
 
     def settles(self, steps: int = 3) -> None:
-        """Wait until training runs, with a standby parked on a spare host if there is to be one, and makes some further *steps*."""
-        self.until(lambda: self.state() == "RUNNING" and self.parked() >= self.waits, "a job that runs, and its standby")
+        """Wait until training runs, with a hot spare ready on a spare host if there is to be one, and makes some further *steps*."""
+        self.until(lambda: self.state() == "RUNNING" and self.parked() >= self.waits, "a job that runs, and its hot spare")
         self.runs(steps)
 
     def parked(self) -> int:
-        """Return how many standbys wait for a rank: on spare hosts, where the job is to have some."""
+        """Return how many hot spares wait for a rank: on spare hosts, where the job is to have some."""
         return self.chaos.parked(but=self.generation().ranks if self.has_spare else ())
 
     def stands_by(self, number: int) -> bool:

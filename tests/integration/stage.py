@@ -161,7 +161,7 @@ class Stage:
 
     def described(self) -> dict[str, Any]:
         """Return the cluster as a file of it would."""
-        place = {"nodes": self.count, "directory": str(self.home / "nodes"), "domains": self.domains}
+        place = {"nodes": self.count, "directory": str(self.home / "nodes"), "failure_domains": self.domains}
         return {"kind": "local", "name": "stage", **place, **self.cluster}
 
     def again(self, name: str, spec: Path) -> Play:

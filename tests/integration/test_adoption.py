@@ -20,7 +20,7 @@ from tests.integration.conftest import PrefectServer, answers
 from tests.integration.stage import Play, Stage
 from tests.waiting import wait_until
 
-TWO = {"wanted": 2, "ranks": 1}
+TWO = {"nnodes": 2, "nproc_per_node": 1}
 ENDLESS = ["--steps", "100000"]
 """For jobs that a test stops once it has seen what it wants to see."""
 
@@ -38,7 +38,7 @@ def answered(play: Play, number: int = 1) -> None:
 
 def test_a_new_flow_adopts_the_job_and_no_worker_restarts(stage: Stage) -> None:
     """After kill -9 of the flow the same workers train on, and the next flow takes them up without losing a step."""
-    play = stage.play("reattach", args=ENDLESS, nodes=TWO | {"spare": 1})
+    play = stage.play("reattach", args=ENDLESS, **(TWO | {"spare_nodes": 1}))
     play.steps_to(10)
     before = play.pids()
     play.dies()
@@ -56,7 +56,7 @@ def test_a_new_flow_adopts_the_job_and_no_worker_restarts(stage: Stage) -> None:
 
 def test_agents_that_remember_more_flows_than_a_restored_history_are_adopted_by_the_first_that_comes(stage: Stage) -> None:
     """The flow takes an epoch above theirs, as the history says that the job is its own: all that it orders is carried out."""
-    play = stage.play("restored", args=ENDLESS, nodes=TWO)
+    play = stage.play("restored", args=ENDLESS, **TWO)
     play.steps_to(5)
     before = play.pids()
     play.dies()
@@ -80,7 +80,7 @@ def test_agents_that_remember_more_flows_than_a_restored_history_are_adopted_by_
 
 def test_a_flow_whose_output_nobody_reads_any_more_steers_on(stage: Stage) -> None:
     """As after the end of the Prefect worker that started it: rich takes that for a wish to end, in each thread with something to say."""
-    play = stage.play("unread", args=ENDLESS, nodes=TWO)
+    play = stage.play("unread", args=ENDLESS, **TWO)
     play.steps_to(3)
     play.dies()
     reader, writer = os.pipe()
@@ -103,7 +103,7 @@ def test_a_flow_whose_output_nobody_reads_any_more_steers_on(stage: Stage) -> No
 
 def test_a_fault_while_no_flow_lives_is_found_by_the_next_one(stage: Stage) -> None:
     """It is in the agent's journal."""
-    play = stage.play("between", args=ENDLESS, nodes=TWO)
+    play = stage.play("between", args=ENDLESS, **TWO)
     play.steps_to(10)
     pid = wait_until(lambda: play.pids().get(1), seconds=30, explain=play.log)
     assert pid is not None
@@ -117,7 +117,7 @@ def test_a_fault_while_no_flow_lives_is_found_by_the_next_one(stage: Stage) -> N
 
 def test_a_node_lost_while_no_flow_lives_is_replaced_by_the_next_one(stage: Stage) -> None:
     """The history says where the ranks should be; the node does not answer."""
-    play = stage.play("nodeless", args=ENDLESS, nodes=TWO | {"spare": 1})
+    play = stage.play("nodeless", args=ENDLESS, **(TWO | {"spare_nodes": 1}))
     play.steps_to(10)
     play.dies()
     stage.nodes.power_off("node-1")
@@ -129,7 +129,7 @@ def test_a_node_lost_while_no_flow_lives_is_replaced_by_the_next_one(stage: Stag
 
 def test_a_job_that_finished_while_no_flow_lived_is_completed_by_the_next_one(stage: Stage) -> None:
     """Nothing is run twice."""
-    play = stage.play("finished", args=["--steps", "30"], nodes=TWO)
+    play = stage.play("finished", args=["--steps", "30"], **TWO)
     play.steps_to(10)
     workers = [(pid, started_at(pid)) for pid in play.pids().values()]
     play.dies()
@@ -142,7 +142,9 @@ def test_a_job_that_finished_while_no_flow_lived_is_completed_by_the_next_one(st
 
 def test_a_flow_killed_in_the_middle_of_a_recovery_is_replaced(stage: Stage) -> None:
     """In each state of it: whatever the recovery had done so far, the job goes on and has every step."""
-    play = stage.play("middle", args=ENDLESS, nodes=TWO | {"spare": 1}, budget={"in_place": 9, "recoveries": 9, "fruitless": 9})
+    play = stage.play(
+        "middle", args=ENDLESS, **(TWO | {"spare_nodes": 1}), max_restarts_in_place=9, max_recoveries=9, max_recoveries_without_progress=9
+    )
     play.steps_to(10)
     for number, state in enumerate(("DIAGNOSING", "ISOLATING", "RESCHEDULING", "RESUMING"), 1):
         moves = len(queries.transitions(stage.history, play.job.id))
@@ -165,7 +167,7 @@ def has_been_in(play: Play, state: str, seen: int) -> bool:
 
 def test_ranks_that_a_dead_flow_had_stopped_are_started_again(stage: Stage) -> None:
     """The order to stop came through, the flow's note of the fault did not: the history still says RUNNING."""
-    play = stage.play("stranded", args=ENDLESS, nodes=TWO)
+    play = stage.play("stranded", args=ENDLESS, **TWO)
     play.steps_to(10)
     play.dies()
     for node in ("node-0", "node-1"):
@@ -182,7 +184,7 @@ def test_ranks_that_a_dead_flow_had_stopped_are_started_again(stage: Stage) -> N
 
 def test_a_second_flow_is_refused_and_harms_nothing(stage: Stage) -> None:
     """The lease in the history decides; the refusal names the holder and the cure."""
-    play = stage.play("double", args=ENDLESS, nodes=TWO)
+    play = stage.play("double", args=ENDLESS, **TWO)
     play.steps_to(5)
     second = stage.again("double", play.spec)
     assert second.ends() == 2
@@ -196,7 +198,7 @@ def test_a_second_flow_is_refused_and_harms_nothing(stage: Stage) -> None:
 
 def test_an_agent_without_a_flow_ends_with_its_workers_when_the_lease_runs_out(stage: Stage) -> None:
     """No flow, no training for ever: what nobody steers must not hold nodes."""
-    play = stage.play("lease", args=ENDLESS, nodes=TWO, limits={"lease": "2s"})
+    play = stage.play("lease", args=ENDLESS, **TWO, timeouts={"lease": "2s"})
     play.steps_to(5)
     play.dies()
     wait_until(lambda: not stage.left(), seconds=30, explain=lambda: str(stage.left()))
@@ -216,7 +218,7 @@ def test_a_job_goes_on_and_recovers_while_the_prefect_server_is_dead(
     try:
         wait_until(lambda: answers(url), seconds=60, explain=(tmp_path / "server.log").read_text)
         stage.environment = stage.environment | {"PREFECT_API_URL": url, "PREFECT_HOME": str(tmp_path)}
-        play = stage.play("serverless", args=ENDLESS, nodes=TWO)
+        play = stage.play("serverless", args=ENDLESS, **TWO)
         play.steps_to(10)
     finally:
         os.killpg(server.pid, signal.SIGKILL)
@@ -230,7 +232,7 @@ def test_a_job_goes_on_and_recovers_while_the_prefect_server_is_dead(
 
 def test_a_flow_that_had_answered_an_incident_and_died_before_it_could_say_so_is_replaced(stage: Stage) -> None:
     """The incident is closed in the history, the job's state is still that of its recovery: the ranks are at work, and stay so."""
-    play = stage.play("unsaid", args=ENDLESS, nodes=TWO)
+    play = stage.play("unsaid", args=ENDLESS, **TWO)
     play.chaos.at_step(5, lambda: play.chaos.kill(1))
     answered(play)
     play.dies()

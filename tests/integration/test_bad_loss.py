@@ -21,11 +21,12 @@ def test_a_batch_that_is_no_number_is_tried_twice_and_then_left_out(stage: Stage
         "spoiled",
         script=str(SCRIPT),
         args=["--steps", str(STEPS), "--bad", str(BAD - 1), "--result", str(results[1])],
-        nodes={"wanted": 2, "ranks": 1},
-        checkpoint={"every": 5, "memory": {"every": 1}},
+        nnodes=2,
+        nproc_per_node=1,
+        checkpoint={"interval": 5, "memory": {"interval": 1}},
     )
     assert play.ends() == 0, play.log()
-    assert [(one.kind, one.action, one.outcome) for one in play.incidents()] == [("loss-lost", "go-back", "recovered")] * 2
+    assert [(one.kind, one.action, one.outcome) for one in play.incidents()] == [("loss-diverged", "rollback", "recovered")] * 2
     same, without = (one.act for one in queries.decisions(stage.history, play.job.id))
     assert (same["before"], same["skip"]) == (BAD - 1, [])
     assert (without["before"], without["skip"]) == (BAD - 1, [BAD - 1, BAD])

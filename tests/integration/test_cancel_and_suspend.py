@@ -72,7 +72,7 @@ class Desk:
         """Start a job from its deployment, as the UI does; wait until it trains."""
         place = self.place / name
         self.nodes.append(LocalNodes(name, place, 2))
-        job = {"name": name, "script": str(PACED), "directory": str(self.place), "args": ["--steps", str(steps)], "nodes": {"wanted": 2}}
+        job = {"name": name, "script": str(PACED), "directory": str(self.place), "args": ["--steps", str(steps)], "nnodes": 2}
         cluster = {"kind": "local", "name": name, "nodes": 2, "directory": str(place)}
         made = self.asks(f"deployments/{self.deployment}/create_flow_run", parameters={"job": job, "cluster": cluster})
         run = Run(self, name, made["id"], self.nodes[-1])
@@ -321,7 +321,7 @@ def test_a_run_without_a_deployment_waits_in_its_process_also_while_the_server_i
     stage = Stage(home, server.environment | {"HOLDFAST_HOME": str(home), "PYTHONPATH": str(ROOT)}, flows)
     try:
         server.starts()
-        play = stage.play("in-place", args=["--steps", "100000"], nodes={"wanted": 2, "ranks": 1})
+        play = stage.play("in-place", args=["--steps", "100000"], nnodes=2, nproc_per_node=1)
         play.steps_to(5)
         until = (datetime.now(UTC) + timedelta(minutes=10)).isoformat()
         details = {"pause_timeout": until, "pause_reschedule": False}

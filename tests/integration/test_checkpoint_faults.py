@@ -32,7 +32,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_costs_checkpoints_and_not_the_training(stage: Stage, small_disk: Path) -> None:
     """Each is reported once, with the cure, and no incident is made of it."""
     plan = {"every": 5, "directory": str(small_disk)}
-    play = stage.play("full", script=SCRIPT, args=["--steps", "40", *SMALL], nodes={"wanted": 2, "ranks": 1}, checkpoint=plan)
+    play = stage.play("full", script=SCRIPT, args=["--steps", "40", *SMALL], nnodes=2, nproc_per_node=1, checkpoint=plan)
     assert play.ends() == 0, play.log()
     assert play.kinds() == []
     faults = [one.kind for one in queries.faults(stage.history, play.job.id)]
@@ -51,12 +51,17 @@ def flip(checkpoint: Path) -> None:
 
 def test_a_flipped_bit_in_the_newest_checkpoint_sends_the_job_to_the_one_before(stage: Stage, alone: Callable[..., None]) -> None:
     """`torch.load` would take it without a word; the job ends with the parameters of an undisturbed run all the same, to the bit."""
-    nodes, folder = {"wanted": 2, "ranks": 1}, stage.home / "ckpt"
-    plan = {"every": 5, "keep": 4, "directory": str(folder), "memory": {"every": 0}}  # with state in memory no checkpoint would be needed
+    nodes, folder = {"nnodes": 2, "nproc_per_node": 1}, stage.home / "ckpt"
+    plan = {
+        "every": 5,
+        "keep": 4,
+        "directory": str(folder),
+        "memory": {"interval": 0},
+    }  # with state in memory no checkpoint would be needed
     args = ["--steps", "40", "--stock-groups", *SMALL]  # with managed groups no checkpoint would be needed
     results = [stage.home / "flipped.json", stage.home / "calm.json"]
     given = [*args, "--result", str(results[0])]
-    play = stage.play("flipped", script=SCRIPT, args=given, nodes=nodes, checkpoint=plan, environment={"OMP_NUM_THREADS": "1"})
+    play = stage.play("flipped", script=SCRIPT, args=given, nodes=nodes, checkpoint=plan, env={"OMP_NUM_THREADS": "1"})
     play.steps_to(12)
     play.chaos.stop(1)  # no further one is begun, but the one in work may come to its end
     flipped = dict[int, Path]()

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 PACE = 0.1
 """Seconds of a step, at least: ranks that train faster leave little of two cores to who is looked at."""
 UNHEARD = 45
-"""Steps that go by meanwhile: longer than it takes an agent's silence as a sign, `limits.agent_silence`."""
+"""Steps that go by meanwhile: longer than it takes an agent's silence as a sign, `timeouts.heartbeat`."""
 Begin = Callable[..., AbstractContextManager[HostJob]]
 DETACHED = 6
 """Exit status of a flow that let go of its job."""
@@ -180,7 +180,9 @@ def test_an_orchestrator_that_hears_no_host_at_all_leaves_the_job_alone(rack: Ra
         job.until(lambda: job.step() >= begun + 2 * UNHEARD, "steps meanwhile")
         job.until(lambda: "it reaches no node of the job" in job.person("status", job.name), "a status that says so")
     all_told(job)
-    assert {one.kind for one in queries.faults(job.history, job.row.id)} & {"control-plane-lost", "replica-lost"} == {"control-plane-lost"}
+    assert {one.kind for one in queries.faults(job.history, job.row.id)} & {"controller-partitioned", "replica-lost"} == {
+        "controller-partitioned"
+    }
     assert len(job.incidents()) == known, job.log()
     assert job.chaos.ranks() == before
 
@@ -230,11 +232,11 @@ def test_a_recovery_that_comes_to_its_deadline_unheard_is_waited_for(rack: Rack,
     """The take-over was ordered and may have begun; who hears nobody does not decide anew."""
     job.settles()
     known, before = len(job.incidents()), job.chaos.ranks()
-    (job.place / "hang-1").touch()  # the rank, and then the standby that takes its place
+    (job.place / "hang-1").touch()  # the rank, and then the hot spare that takes its place
     number = job.generation().number + 1
     job.until(lambda: job.state() == "RESUMING" and taken_over(job, number, before), "a take-over that has been ordered")
     during = job.chaos.ranks()
-    deadline = time.time() + PolicyTimeouts().take_over
+    deadline = time.time() + PolicyTimeouts().replace_ranks
     with deaf(rack, job):
         (job.place / "hang-1").unlink()
         begun = job.step()
@@ -242,7 +244,7 @@ def test_a_recovery_that_comes_to_its_deadline_unheard_is_waited_for(rack: Rack,
         assert job.state() == "RESUMING", job.log()
     job.until(lambda: job.state() == "RUNNING" and all(one.outcome for one in job.incidents()), "the end of the recovery")
     (incident,) = job.incidents()[known:]
-    assert (incident.kind, incident.action, incident.outcome) == ("job-hang", "take-over", "recovered"), incident.reason
+    assert (incident.kind, incident.action, incident.outcome) == ("job-hang", "replace-ranks", "recovered"), incident.reason
     assert job.generation().number == number, job.log()
     assert job.chaos.ranks() == during
     assert {rank: during[rank] for rank in (0, 2)} == {rank: before[rank] for rank in (0, 2)}, "survivors stay in their processes"
@@ -281,7 +283,7 @@ def test_a_flow_that_takes_over_after_a_host_was_lost_gives_its_rank_to_another(
         job.until(lambda: len(job.incidents()) > known and all(one.outcome for one in job.incidents()), "the end of the incident")
         (incident,) = job.incidents()[known:]
         told = (incident.kind, incident.action, incident.outcome, incident.steps_lost)
-        assert told == ("node-lost", "take-over", "recovered", 0), incident.reason
+        assert told == ("node-lost", "replace-ranks", "recovered", 0), incident.reason
         job.runs()
     finally:
         host.heal()
@@ -292,7 +294,7 @@ def test_a_recovery_that_a_dead_flow_had_ordered_goes_on_while_a_host_cannot_be_
     """The next flow presumes of its rank what the others do; when it turns out to be gone another takes its place, and no rank restarts."""
     job.settles()
     known, before, taken_up = len(job.incidents()), job.chaos.ranks(), len(adopted(job))
-    (job.place / "hang-1").touch()  # the rank, and then the standby that takes its place: the take-over comes to no step
+    (job.place / "hang-1").touch()  # the rank, and then the hot spare that takes its place: the take-over comes to no step
     number = job.generation().number + 1
     job.until(lambda: job.state() == "RESUMING" and taken_over(job, number, before), "a take-over that has been ordered")
     job.flows[-1].kill()
@@ -318,7 +320,7 @@ def test_a_recovery_that_a_dead_flow_had_ordered_goes_on_while_a_host_cannot_be_
     finally:
         host.heal()
     (incident,) = job.incidents()[known:]
-    assert (incident.kind, incident.action, incident.outcome) == (kind, "take-over", "recovered"), incident.reason
+    assert (incident.kind, incident.action, incident.outcome) == (kind, "replace-ranks", "recovered"), incident.reason
     assert {rank: seen[rank] for rank in stay} == {rank: during[rank] for rank in stay}, "survivors stay in their processes"
     if way == "cut":
         assert job.generation().number == number, job.log()
@@ -429,8 +431,8 @@ def test_a_host_that_only_its_peers_miss_is_named_by_them_and_gives_way(job: Hos
         job.until(lambda: len(job.incidents()) > known and all(one.outcome for one in job.incidents()), "the end of the incident")
         assert host.lost() > 0, "the cut took nothing"
         (incident,) = job.incidents()[known:]
-        told = (incident.kind, incident.subject, incident.action, incident.outcome, incident.steps_lost)
-        assert told == ("node-severed", f"node {host.name}", "take-over", "recovered", 0), f"{incident.reason}\n{job.log()}"
+        told = (incident.kind, incident.target, incident.action, incident.outcome, incident.steps_lost)
+        assert told == ("node-partitioned", f"node {host.name}", "replace-ranks", "recovered", 0), f"{incident.reason}\n{job.log()}"
         job.runs()
         after = job.chaos.ranks()
         assert host.name not in {one.node for one in after.values()}
@@ -455,8 +457,10 @@ def test_a_host_that_is_cut_off_from_all_in_one_direction_gives_way(job: HostJob
         job.until(lambda: len(job.incidents()) > known and all(one.outcome for one in job.incidents()), "the end of the incident")
         assert host.lost() > 0, "the cut took nothing"
         (incident,) = job.incidents()[known:]
-        assert (incident.action, incident.outcome, incident.steps_lost) == ("take-over", "recovered", 0), f"{incident.reason}\n{job.log()}"
-        assert incident.subject == f"node {host.name}", incident.reason
+        assert (incident.action, incident.outcome, incident.steps_lost) == ("replace-ranks", "recovered", 0), (
+            f"{incident.reason}\n{job.log()}"
+        )
+        assert incident.target == f"node {host.name}", incident.reason
         job.runs()
         after = {rank: one for rank, one in job.chaos.ranks().items() if one.node != host.name}
         assert after.keys() == before.keys()
@@ -477,7 +481,7 @@ def test_two_hosts_that_do_not_reach_each_other_train_no_longer_together(job: Ho
         assert one.lost() > 0, "the cut took nothing"
         (incident,) = job.incidents()[known:]
         told = (incident.kind, incident.action, incident.outcome, incident.steps_lost)
-        assert told == ("node-apart", "take-over", "recovered", 0), f"{incident.reason}\n{job.log()}"
+        assert told == ("pairwise-partition", "replace-ranks", "recovered", 0), f"{incident.reason}\n{job.log()}"
         job.runs()
         after = job.chaos.ranks()
         assert not {one.name, other.name} <= {placed.node for placed in after.values()}
@@ -496,16 +500,16 @@ def begun(rack: Rack, job: HostJob, prefect_server: PrefectServer, tmp_path: Pat
         job.flows[-1].wait(120)
 
     def begin(name: str, checkpoint: dict[str, Any], nodes: dict[str, int], **given: Any) -> AbstractContextManager[HostJob]:
-        nodes = {"spare": 0, "standbys": 0, **nodes}
-        return started(rack, tmp_path / name, prefect_server.environment, checkpoint, name=name, nodes=nodes, **given)
+        nodes = {"spare_nodes": 0, "hot_spares": 0, **nodes}
+        return started(rack, tmp_path / name, prefect_server.environment, checkpoint, name=name, **nodes, **given)
 
     return begin
 
 
 def test_ranks_that_were_given_up_and_need_nobody_else_train_on_and_save_nothing(begun: Begin) -> None:
     """All ranks are on the host that was cut off, and their agent gives them leave: it is the storage that says that their time is over."""
-    saves = {"every": 5, "memory": {"every": 0}}  # by the ranks themselves
-    with begun("lone", saves, {"wanted": 1, "ranks": 2, "spare": 1, "standbys": 1}) as lone:
+    saves = {"every": 5, "memory": {"interval": 0}}  # by the ranks themselves
+    with begun("lone", saves, {"nnodes": 1, "nproc_per_node": 2, "spare_nodes": 1, "hot_spares": 1}) as lone:
         lone.settles()
         host, old = lone.host_of(0), lone.chaos.ranks()[0].pid
         lone.until(lambda: steps(lone), "a checkpoint")
@@ -529,7 +533,7 @@ def test_ranks_that_were_given_up_and_need_nobody_else_train_on_and_save_nothing
 
 def test_the_only_host_of_a_job_is_replaced_where_others_of_the_cluster_answer(begun: Begin) -> None:
     """No agent is left to be heard, but nodes that have nothing to do with the job tell that the way to it is not cut."""
-    with begun("sole", {"every": 5}, {"wanted": 1, "ranks": 2}) as sole:
+    with begun("sole", {"every": 5}, {"nnodes": 1, "nproc_per_node": 2}) as sole:
         sole.settles()
         host = sole.host_of(0)
         host.strand()
@@ -539,13 +543,13 @@ def test_the_only_host_of_a_job_is_replaced_where_others_of_the_cluster_answer(b
         finally:
             host.heal()
         (incident,) = sole.incidents()
-        assert (incident.kind, incident.subject) == ("node-lost", f"node {host.name}"), incident.reason
+        assert (incident.kind, incident.target) == ("node-lost", f"node {host.name}"), incident.reason
         assert sole.host_of(0) is not host
 
 
 def test_a_collective_that_is_held_up_for_a_while_goes_on_by_itself(begun: Begin) -> None:
     """All ranks have come to it, and both hosts answer: what is between them is given as long again as a hang takes at least."""
-    with begun("held", {"every": 0}, {"wanted": 2, "ranks": 1}, limits={"hang_least": "8s"}) as held:
+    with begun("held", {"every": 0}, {"nnodes": 2, "nproc_per_node": 1}, timeouts={"hang_min": "8s"}) as held:
         held.settles()
         before, one, other = held.chaos.ranks(), held.host_of(0), held.host_of(1)
         one.cut([other])
@@ -562,7 +566,7 @@ def test_a_collective_that_is_held_up_for_a_while_goes_on_by_itself(begun: Begin
 
 def test_a_job_that_needs_two_hosts_which_do_not_reach_each_other_waits_until_they_do(begun: Begin) -> None:
     """Nothing can be had in the place of either: each start would come to nothing, and use up what the job may try."""
-    with begun("apart", {"every": 5}, {"wanted": 4, "ranks": 1}) as apart:
+    with begun("apart", {"every": 5}, {"nnodes": 4, "nproc_per_node": 1}) as apart:
         apart.settles()
         one, other = apart.host_of(1), apart.host_of(2)
         one.cut([other])
@@ -578,13 +582,13 @@ def test_a_job_that_needs_two_hosts_which_do_not_reach_each_other_waits_until_th
         apart.until(lambda: [one.outcome for one in apart.incidents()] == ["recovered"], "the end of the incident")
         apart.runs()
         (incident,) = apart.incidents()
-        assert (incident.kind, incident.action) == ("node-apart", "wait-for-capacity"), incident.reason
+        assert (incident.kind, incident.action) == ("pairwise-partition", "wait-for-capacity"), incident.reason
         assert set(apart.generation().ranks) == {host.name for host in apart.rack}
 
 
 def test_a_job_that_nobody_hears_is_known_to_stand_once_the_lease_of_its_agents_is_over(rack: Rack, begun: Begin) -> None:
     """By then they have ended their ranks; the job goes on from its checkpoint as soon as a host can be reached."""
-    with begun("brief", {"every": 5}, {"wanted": 1, "ranks": 2}, limits={"lease": "8s"}) as brief:
+    with begun("brief", {"every": 5}, {"nnodes": 1, "nproc_per_node": 2}, timeouts={"lease": "8s"}) as brief:
         brief.settles()
         host = brief.host_of(0)
         there = {host.pid_here(one.pid) for one in brief.chaos.ranks().values()}

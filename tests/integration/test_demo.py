@@ -29,7 +29,7 @@ def test_the_demo_breaks_a_job_three_times_and_proves_that_nothing_was_lost(pref
     assert told["bit_equal"] is True
     assert told["steps"] == 100
     assert [one["kind"] for one in told["incidents"]] == ["worker-sigkill", "worker-stopped", "node-lost"]
-    assert [one["action"] for one in told["incidents"]] == ["take-over"] * 3
+    assert [one["action"] for one in told["incidents"]] == ["replace-ranks"] * 3
     assert all(one["reason"] and one["downtime_s"] > one["detect_s"] > 0 for one in told["incidents"])
     assert all(one["steps_lost"] <= 1 for one in told["incidents"])
     assert [one["source"] for one in told["incidents"]] == ["surviving ranks"] * 3

@@ -33,7 +33,7 @@ def begun(play: Play) -> None:
 
 def test_without_a_spare_the_living_go_on_in_their_processes_until_the_node_is_back(stage: Stage) -> None:
     """Rank 0's node goes and comes again: nobody else starts anew, no step is lost, and the second change is no incident."""
-    play = stage.play("elastic", script=SCRIPT, args=SMALL, environment=ONE, nodes={"wanted": 3, "least": 2, "ranks": 1})
+    play = stage.play("elastic", script=SCRIPT, args=SMALL, environment=ONE, nnodes="2:3", nproc_per_node=1)
     begun(play)
     before = play.pids()
     _, node = play.chaos.power_off(0)
@@ -41,7 +41,9 @@ def test_without_a_spare_the_living_go_on_in_their_processes_until_the_node_is_b
     seen = play.chaos.step()
     wait_until(lambda: play.chaos.step() > seen + 3, seconds=60, explain=play.log)
     found = play.incidents()
-    assert [(one.kind, one.action, one.outcome, one.steps_lost) for one in found] == [("node-lost", "narrow", "recovered", 0)], play.log()
+    assert [(one.kind, one.action, one.outcome, one.steps_lost) for one in found] == [("node-lost", "shrink-live", "recovered", 0)], (
+        play.log()
+    )
     assert "continue with 2 of 3 copies of the model" in found[0].reason
     assert play.pids() == {rank: before[rank] for rank in (1, 2)}
     newest = queries.newest_generation(stage.history, play.job.id)
@@ -81,9 +83,10 @@ def test_under_torchs_own_groups_a_job_starts_again_on_fewer_nodes_and_on_more_w
         "narrower",
         script=str(script),
         args=["1000000", str(stage.home), "gate-21"],
-        nodes={"wanted": 3, "least": 2, "ranks": 1},
+        nnodes="2:3",
+        nproc_per_node=1,
         environment=ONE,
-        limits={"hang_least": "60s"},  # a gate is no hang
+        timeouts={"hang_min": "60s"},  # a gate is no hang
     )
     play.steps_to(20)
     node, kept = replicated(play, 1)
@@ -91,7 +94,7 @@ def test_under_torchs_own_groups_a_job_starts_again_on_fewer_nodes_and_on_more_w
     (stage.home / "gate-21").touch()
     wait_until(lambda: play.saw(1) and play.incidents()[0].outcome, seconds=80, explain=play.log)
     (one,) = play.incidents()
-    assert (one.kind, one.action, one.outcome) == ("node-lost", "shrink", "recovered"), play.log()
+    assert (one.kind, one.action, one.outcome) == ("node-lost", "shrink-restart", "recovered"), play.log()
     assert f"continue without {node} on 2 node(s)" in one.reason
     narrow = one.resumed_step or 0
     assert narrow >= kept, f"the memory of nodes had it, or a newer one that arrived meanwhile\n{play.log()}"

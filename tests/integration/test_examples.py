@@ -23,7 +23,7 @@ def described(path: Path) -> dict[str, Any]:
     job: dict[str, Any] = yaml.safe_load(path.read_text())
     del job["cluster"], job["name"]
     script = str(EXAMPLES / job["script"])
-    return job | {"script": str(SCRIPT), "args": [script, "--steps", "24", *ARGS.get(path.stem, [])], "nodes": {"wanted": 2, "ranks": 1}}
+    return job | {"script": str(SCRIPT), "args": [script, "--steps", "24", *ARGS.get(path.stem, [])], "nnodes": 2, "nproc_per_node": 1}
 
 
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])

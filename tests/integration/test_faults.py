@@ -11,18 +11,18 @@ from holdfast.process import state_of
 from tests.integration.stage import Stage
 from tests.waiting import wait_until
 
-TWO = {"wanted": 2, "ranks": 1}
+TWO = {"nnodes": 2, "nproc_per_node": 1}
 
 
 def test_a_worker_killed_by_any_signal_is_named_and_restarted_in_place(stage: Stage) -> None:
     """Each signal has its own kind, and costs a restart on the same nodes."""
-    play = stage.play("signals", args=["--steps", "80"], nodes=TWO, budget={"in_place": 9, "recoveries": 9})
+    play = stage.play("signals", args=["--steps", "80"], **TWO, max_restarts_in_place=9, max_recoveries=9)
     for turn, number in enumerate((signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGUSR1), 1):
         play.chaos.at_step(15 * turn, partial(play.chaos.signal, 1, number))
         wait_until(partial(play.saw, turn), seconds=30, explain=play.log)
     assert play.ends() == 0, play.log()
     assert play.kinds() == ["worker-sigkill", "worker-sigsegv", "worker-sigterm", "worker-sigusr1"]
-    assert {one.action for one in play.incidents()} == {"restart-in-place"}
+    assert {one.action for one in play.incidents()} == {"restart-workers"}
     assert all(one.outcome == "recovered" and one.steps_lost is not None for one in play.incidents())
     assert [step.step for step in queries.curve(stage.history, play.job.id)] == list(range(1, 81))
 
@@ -30,7 +30,7 @@ def test_a_worker_killed_by_any_signal_is_named_and_restarted_in_place(stage: St
 def test_an_exception_that_does_not_come_again_costs_one_restart_on_other_nodes(stage: Stage) -> None:
     """The ranks change places, so that a failure that follows the step can be told from one that stays with its node."""
     each = "if rank == 0 and generation == 1 and step == 5: raise ValueError('a passing cloud')"
-    play = stage.play("cloud", args=["--steps", "20", "--each", each], nodes=TWO)
+    play = stage.play("cloud", args=["--steps", "20", "--each", each], **TWO)
     assert play.ends() == 0, play.log()
     assert play.kinds() == ["worker-exception"]
     first, second = queries.generations(stage.history, play.job.id)
@@ -42,7 +42,7 @@ def test_an_exception_that_does_not_come_again_costs_one_restart_on_other_nodes(
 
 def test_the_same_exception_at_the_same_step_on_another_node_is_the_users_error(stage: Stage) -> None:
     """The job stops after one retry, names the script and shows the traceback; no node is blamed."""
-    play = stage.play("broken", args=["--steps", "20", "--each", "if rank == 1 and step == 5: raise KeyError('bad batch')"], nodes=TWO)
+    play = stage.play("broken", args=["--steps", "20", "--each", "if rank == 1 and step == 5: raise KeyError('bad batch')"], **TWO)
     assert play.ends() == 1
     assert play.kinds() == ["user-error"]
     assert len(queries.generations(stage.history, play.job.id)) == 2
@@ -53,7 +53,7 @@ def test_the_same_exception_at_the_same_step_on_another_node_is_the_users_error(
 
 def test_a_script_that_fails_on_all_nodes_at_once_is_stopped_without_a_retry(stage: Stage) -> None:
     """An import error on every rank needs no second look."""
-    play = stage.play("typo", args=["--first", "import no_such_module"], nodes=TWO)
+    play = stage.play("typo", args=["--first", "import no_such_module"], **TWO)
     assert play.ends() == 1
     assert play.kinds() == ["user-error"]
     assert len(queries.generations(stage.history, play.job.id)) == 1
@@ -63,24 +63,24 @@ def test_a_script_that_fails_on_all_nodes_at_once_is_stopped_without_a_retry(sta
 def test_a_rank_that_stands_still_is_a_hang_by_the_jobs_own_step_time(stage: Stage) -> None:
     """The limit is some steps long, and the culprit is the rank furthest behind."""
     each = "if rank == 1 and generation == 1 and step == 9: time.sleep(3600)\nif generation == 1 and step == 10: time.sleep(3600)"
-    play = stage.play("hang", args=["--steps", "20", "--each", each], nodes=TWO, limits={"hang_timeout": "2s"})
+    play = stage.play("hang", args=["--steps", "20", "--each", each], **TWO, timeouts={"hang": "2s"})
     assert play.ends() == 0, play.log()
     assert play.kinds() == ["job-hang"]
-    assert play.incidents()[0].subject.startswith("rank 1 on")
+    assert play.incidents()[0].target.startswith("rank 1 on")
     assert "limit 2.0 s" in play.incidents()[0].reason
 
 
 def test_a_declared_long_section_is_no_hang(stage: Stage) -> None:
     """A section longer than the hang limit passes; the same silence without it would not."""
     each = "if step == 9:\n line.section('evaluation', 60.0, begin=True)\n time.sleep(4)\n line.section('evaluation', 60.0, begin=False)"
-    play = stage.play("section", args=["--steps", "15", "--each", each], nodes=TWO, limits={"hang_timeout": "2s"})
+    play = stage.play("section", args=["--steps", "15", "--each", each], **TWO, timeouts={"hang": "2s"})
     assert play.ends() == 0, play.log()
     assert play.kinds() == []
 
 
 def test_a_stopped_rank_is_a_fault_after_its_grace(stage: Stage) -> None:
     """SIGSTOP is seen by the agent, not by a time-out of the group."""
-    play = stage.play("stopped", args=["--steps", "40"], nodes=TWO)
+    play = stage.play("stopped", args=["--steps", "40"], **TWO)
     play.chaos.at_step(5, lambda: play.chaos.stop(0))
     assert play.ends() == 0, play.log()
     assert play.kinds() == ["worker-stopped"]
@@ -88,7 +88,7 @@ def test_a_stopped_rank_is_a_fault_after_its_grace(stage: Stage) -> None:
 
 def test_a_rank_that_is_let_go_on_within_the_grace_is_no_fault(stage: Stage) -> None:
     """A debugger that stops a rank for a moment costs nothing."""
-    play = stage.play("debugger", args=["--steps", "40"], nodes=TWO, limits={"stopped_grace": "5s", "hang_least": "20s"})
+    play = stage.play("debugger", args=["--steps", "40"], **TWO, timeouts={"stopped_process": "5s", "hang_min": "20s"})
     play.chaos.at_step(5, lambda: play.chaos.stop(0))
     wait_until(lambda: state_of(play.pids()[0]) == "T", seconds=60)
     play.chaos.signal(0, signal.SIGCONT)
@@ -98,30 +98,30 @@ def test_a_rank_that_is_let_go_on_within_the_grace_is_no_fault(stage: Stage) -> 
 
 def test_a_killed_agent_is_replaced_on_its_own_node_and_a_lost_node_by_the_spare(stage: Stage) -> None:
     """A node that answers keeps its ranks, whose workers had died with the agent; rank 0 and its node are nothing special."""
-    play = stage.play("spare", args=["--steps", "60"], nodes=TWO | {"spare": 1})
+    play = stage.play("spare", args=["--steps", "60"], **(TWO | {"spare_nodes": 1}))
     play.chaos.at_step(8, lambda: play.chaos.kill_agent("node-1"))
     wait_until(partial(play.saw, 1), seconds=30, explain=play.log)
     wait_until(lambda: play.incidents()[0].outcome, seconds=30, explain=play.log)
     assert set(queries.generations(stage.history, play.job.id)[-1].ranks) == {"node-0", "node-1"}
     play.chaos.at_step(25, lambda: play.chaos.power_off(0))
     assert play.ends() == 0, play.log()
-    assert [(one.kind, one.action) for one in play.incidents()] == [("agent-lost", "restart-in-place"), ("node-lost", "replace-node")]
+    assert [(one.kind, one.action) for one in play.incidents()] == [("agent-lost", "restart-workers"), ("node-lost", "replace-node")]
     assert list(queries.generations(stage.history, play.job.id)[-1].ranks) == ["node-2", "node-1"]
     assert queries.node_statuses(stage.history, "stage")["node-0"].status == "lost"
 
 
 def test_without_a_spare_the_job_goes_on_with_what_is_left(stage: Stage) -> None:
     """A job that allows fewer nodes shrinks."""
-    play = stage.play("shrink", args=["--steps", "40"], nodes={"wanted": 3, "least": 2, "ranks": 1})
+    play = stage.play("shrink-restart", args=["--steps", "40"], nnodes="2:3", nproc_per_node=1)
     play.chaos.at_step(8, lambda: play.chaos.power_off(2))
     assert play.ends() == 0, play.log()
-    assert [(one.kind, one.action) for one in play.incidents()] == [("node-lost", "shrink")]
+    assert [(one.kind, one.action) for one in play.incidents()] == [("node-lost", "shrink-restart")]
     assert queries.generations(stage.history, play.job.id)[-1].world_size == 2
 
 
 def test_below_its_least_width_the_job_waits_until_a_node_is_back(stage: Stage) -> None:
     """Capacity that comes back is taken within seconds; so is a node that the job had all the time, and that was off meanwhile."""
-    play = stage.play("waits", args=["--steps", "60"], nodes={"wanted": 3, "ranks": 1})
+    play = stage.play("waits", args=["--steps", "60"], nnodes=3, nproc_per_node=1)
     _, node = play.chaos.at_step(8, lambda: play.chaos.power_off(1))
     play.reaches("WAITING")
     stage.nodes.power_off("node-2")
@@ -137,7 +137,7 @@ def test_below_its_least_width_the_job_waits_until_a_node_is_back(stage: Stage) 
 def test_a_job_that_waits_too_long_is_given_up_with_the_reason(stage: Stage) -> None:
     """The verdict says what was tried."""
     deadlines = {"wait_for_capacity": "1s"}
-    play = stage.play("gives-up", args=["--steps", "40"], nodes={"wanted": 3, "ranks": 1}, deadlines=deadlines)
+    play = stage.play("gives-up", args=["--steps", "40"], nnodes=3, nproc_per_node=1, deadlines=deadlines)
     play.chaos.at_step(8, lambda: play.chaos.power_off(1))
     assert play.ends() == 1, play.log()
     assert "no recovery action is left" in play.reason()
@@ -146,13 +146,13 @@ def test_a_job_that_waits_too_long_is_given_up_with_the_reason(stage: Stage) -> 
 
 def test_a_job_that_never_steps_is_restarted_then_given_up(stage: Stage) -> None:
     """Three recoveries without a step are enough."""
-    limits = {"first_step": "1s"}
+    limits = {"startup": "1s"}
     play = stage.play(
         "never",
         args=["--first", "line.mark('group', 0.0); time.sleep(3600)"],
-        nodes=TWO,
+        **TWO,
         limits=limits,
-        deadlines={"restart_in_place": "2s", "replace_node": "2s", "shrink": "2s"},
+        timeouts={"recovery": {"restart_workers": "2s", "replace_node": "2s", "shrink_restart": "2s"}},
         progress="steps",
     )
     assert play.ends() == 1, play.log()
@@ -163,7 +163,7 @@ def test_a_job_that_never_steps_is_restarted_then_given_up(stage: Stage) -> None
 def test_a_fault_in_the_middle_of_a_recovery_is_part_of_it(stage: Stage) -> None:
     """A worker that dies again while the job resumes costs another attempt of the same incident."""
     first = "if generation == 2 and rank == 1: os.kill(os.getpid(), signal.SIGKILL)"
-    play = stage.play("again", args=["--steps", "40", "--first", first], nodes=TWO)
+    play = stage.play("again", args=["--steps", "40", "--first", first], **TWO)
     play.chaos.at_step(8, lambda: play.chaos.kill(0))
     assert play.ends() == 0, play.log()
     assert len(play.incidents()) == 1
@@ -173,7 +173,7 @@ def test_a_fault_in_the_middle_of_a_recovery_is_part_of_it(stage: Stage) -> None
 
 def test_a_script_that_always_dies_is_given_up_within_its_budget(stage: Stage) -> None:
     """A broken script never loops."""
-    play = stage.play("loops", args=["--first", "os.kill(os.getpid(), signal.SIGABRT)"], nodes=TWO)
+    play = stage.play("loops", args=["--first", "os.kill(os.getpid(), signal.SIGABRT)"], **TWO)
     assert play.ends() == 1, play.log()
     assert len(queries.generations(stage.history, play.job.id)) <= 5
 
@@ -191,21 +191,21 @@ def test_a_script_that_knows_nothing_of_holdfast_runs_and_is_restarted(stage: St
         "time.sleep(1)\n"
         "if first and os.environ['RANK'] == '1': os._exit(7)\n"
     )
-    play = stage.play("plain", script=str(script), nodes=TWO)
+    play = stage.play("plain", script=str(script), **TWO)
     assert play.ends() == 0, play.log()
     assert play.kinds() == ["worker-exit-code"]
 
 
 def test_a_command_that_cannot_be_started_is_told_and_given_up(stage: Stage) -> None:
     """The verdict holds the system's own words."""
-    play = stage.play("nothing", command=["/no/such/program"], nodes=TWO)
+    play = stage.play("nothing", command=["/no/such/program"], **TWO)
     assert play.ends() == 1, play.log()
     assert "No such file" in play.reason()
 
 
 def test_more_nodes_than_there_are_is_refused_with_the_cure(stage: Stage) -> None:
     """Nothing is started, nothing is left."""
-    play = stage.play("many", nodes={"wanted": 9, "ranks": 1})
+    play = stage.play("many", nnodes=9, nproc_per_node=1)
     assert play.ends() == 1
     assert "needs 9 node(s), but cluster 'stage' has 3 free" in play.reason()
 
@@ -213,7 +213,7 @@ def test_more_nodes_than_there_are_is_refused_with_the_cure(stage: Stage) -> Non
 def test_a_stop_ends_the_workers_gently(stage: Stage) -> None:
     """A person's request is carried out within the grace, and the verdict is CANCELLED."""
     first = "signal.signal(signal.SIGTERM, lambda *_: (print('saved before leaving', flush=True), sys.exit(0)))"
-    play = stage.play("stops", args=["--steps", "2000", "--first", first], nodes=TWO)
+    play = stage.play("stops", args=["--steps", "2000", "--first", first], **TWO)
     play.steps_to(5)
     play.stops()
     assert "saved before leaving" in play.log()
@@ -223,7 +223,7 @@ def test_a_script_that_exits_0_at_once_is_completed_with_a_remark(stage: Stage, 
     """It may be all there was to do; if not, the remark says where to look."""
     script = tmp_path / "nothing.py"
     script.write_text("print('nothing to do')")
-    play = stage.play("at-once", script=str(script), nodes=TWO)
+    play = stage.play("at-once", script=str(script), **TWO)
     assert play.ends() == 0, play.log()
     job_events = [remark.text for remark in queries.job_events(stage.history, play.job.id)]
     assert any("exited with status 0" in text and "jobs/at-once/logs" in text for text in job_events)

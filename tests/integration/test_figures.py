@@ -35,7 +35,7 @@ while step < 40:
 """
 HEARTBEAT = TRAIN.format(imports="import holdfast", heartbeat="holdfast.heartbeat(step, 1.0 / step, until=40)")
 SILENT = TRAIN.format(imports="", heartbeat="pass")
-FAST = "nodes: {ranks: 2}\nchecks: {nodes: false}\n"
+FAST = "nproc_per_node: 2\nchecks: {nodes: false}\n"
 
 
 @pytest.fixture

@@ -32,9 +32,12 @@ def test_a_replaced_rank_gets_what_it_received_and_a_new_random_name_restarts_al
         "beginnings",
         script=str(SCRIPT),
         args=[str(stage.home), "1000000", "name", "draws", "slow"],
-        nodes={"wanted": RANKS, "ranks": 1, "spare": 1, "standbys": 1},
-        environment={"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        limits={"hang_least": "60s"},
+        nnodes=RANKS,
+        nproc_per_node=1,
+        spare_nodes=1,
+        hot_spares=1,
+        env={"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        timeouts={"hang_min": "60s"},
     )
     play.steps_to(3)
     first = [held(play, rank) for rank in range(RANKS)]
@@ -43,7 +46,7 @@ def test_a_replaced_rank_gets_what_it_received_and_a_new_random_name_restarts_al
     play.chaos.kill(2)
     recovered(play)
     goes_on(play)
-    assert [one.action for one in queries.decisions(stage.history, play.job.id)] == ["take-over"], play.log()
+    assert [one.action for one in queries.decisions(stage.history, play.job.id)] == ["replace-ranks"], play.log()
     assert held(play, 2) == first[2]
     differs = [one.text for one in queries.job_events(stage.history, play.job.id) if "took over, differs from before" in one.text]
     assert len(differs) == 1, differs
@@ -54,7 +57,7 @@ def test_a_replaced_rank_gets_what_it_received_and_a_new_random_name_restarts_al
     recovered(play, 2)
     goes_on(play)
     decisions = queries.decisions(stage.history, play.job.id)[1:]
-    assert [one.action for one in decisions] == ["take-over", "restart-in-place"], play.log()
+    assert [one.action for one in decisions] == ["replace-ranks", "restart-workers"], play.log()
     assert "sends other objects than the one before it sent" in decisions[1].passed_over["ReplaceRanks"]
     second = [held(play, rank) for rank in range(RANKS)]
     assert second[0]["name"] == second[1]["name"] == second[2]["name"] != first[0]["name"]

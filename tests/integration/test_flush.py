@@ -24,7 +24,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 COPIES = str(Path(__file__).with_name("copies.py"))
 SMALL = ["--heads", "2", "--width", "16", "--context", "16", "--bytes", "50000", "--layers", "2"]
 MEMORY = {"policy": "pause", "pause": "10s"}
-NODES = {"wanted": 2, "ranks": 1}
+NODES = {"nnodes": 2, "nproc_per_node": 1}
 
 
 def checkpoints(play: Play) -> Path:
@@ -71,8 +71,8 @@ def test_shards_become_checkpoints_that_plain_torch_reads_and_a_run_goes_on_from
     fields: dict[str, Any] = {
         "script": str(EXAMPLES / "fsdp2.py"),
         "args": [*SMALL, "--steps", "40", "--result", str(place)],
-        "nodes": NODES,
-        "checkpoint": {"every": 10, "memory": MEMORY, "keep": 3},
+        **NODES,
+        "checkpoint": {"interval": 10, "memory": MEMORY, "keep": 3},
     }
     play = stage.play("sharded", **fields)
     assert play.ends() == 0, play.log()
@@ -96,8 +96,8 @@ def test_a_job_that_ends_before_its_goal_keeps_its_newest_step(stage: Stage, alo
     Under torch's own groups nobody votes, and the workers die of the signal.
     """
     notice, results = stage.home / "notice", [stage.home / "whole.json", stage.home / "ended.json"]
-    stage.count, stage.cluster = 2, {"notice": {"file": str(notice), "every": "200ms", "lasts": "20s"}}
-    fields: dict[str, Any] = {"script": COPIES, "nodes": NODES, "checkpoint": {"every": 1000, "memory": MEMORY}}
+    stage.count, stage.cluster = 2, {"preemption_notice": {"file": str(notice), "interval": "200ms", "lead_time": "20s"}}
+    fields: dict[str, Any] = {"script": COPIES, **NODES, "checkpoint": {"interval": 1000, "memory": MEMORY}}
     alone(COPIES, 200, results[0], 0)
     play = stage.play("ends", args=["200", str(results[1])], **fields)
     play.steps_to(30)
@@ -134,9 +134,9 @@ def saved_at_the_end(play: Play) -> int:
 def test_a_slow_disk_and_a_killed_checkpoint_writer_hold_up_nobody(stage: Stage) -> None:
     """Checkpoints are left out, which is told once; who is killed over one is replaced, and in the end one stands."""
     limited = {"every": 5, "bandwidth": "8KB", "memory": MEMORY}
-    play = stage.play("slow", script=COPIES, args=["2000", str(stage.home / "slow.json")], nodes=NODES, checkpoint=limited)
+    play = stage.play("slow", script=COPIES, args=["2000", str(stage.home / "slow.json")], **NODES, checkpoint=limited)
     play.reaches("RUNNING")
-    wait_until(lambda: told(play, "checkpoint-late") > 0, seconds=60, explain=play.log)
+    wait_until(lambda: told(play, "checkpoint-backlog") > 0, seconds=60, explain=play.log)
     wait_until(lambda: begun(play), seconds=60, explain=play.log)  # so that it is killed over one, and not while it starts
     first = writers(stage)
     assert first
@@ -146,7 +146,7 @@ def test_a_slow_disk_and_a_killed_checkpoint_writer_hold_up_nobody(stage: Stage)
     wait_until(lambda: set(writers(stage)) - set(first), seconds=60, explain=play.log)
     wait_until(lambda: saved(play), seconds=60, explain=play.log)
     play.steps_to(before + 20)
-    assert told(play, "checkpoint-late") == 1
+    assert told(play, "checkpoint-backlog") == 1
     assert not play.incidents()
     os.kill(play.process.pid, signal.SIGTERM)
     play.ends()

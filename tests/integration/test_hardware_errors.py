@@ -29,10 +29,10 @@ def faults_of(stage: Stage, node: str) -> list[dict[str, Any]]:
 def test_an_ecc_error_takes_the_node_out_and_the_job_goes_on_with_fewer(stage: Stage) -> None:
     """Without a spare the job shrinks at once: one generation ran on the bad node, and a burn-in will have to exercise its GPU."""
     stage.count = 2
-    play = stage.play("ecc", args=["--steps", "12", "--each", EACH], nodes={"wanted": 2, "least": 1, "ranks": 1})
+    play = stage.play("ecc", args=["--steps", "12", "--each", EACH], nnodes="1:2", nproc_per_node=1)
     assert play.ends() == 0, play.log()
     (incident,) = play.incidents()
-    assert (incident.kind, incident.subject, incident.action) == ("cuda-uncorrectable-ecc", "rank 0 on node-0", "shrink")
+    assert (incident.kind, incident.target, incident.action) == ("cuda-uncorrectable-ecc", "rank 0 on node-0", "shrink-restart")
     assert "needs a GPU reset, which Holdfast does not do: no rank is started on node-0 again" in incident.reason
     assert generations_on(play, "node-0") == [1]
     assert faults_of(stage, "node-0") == [{"kind": "cuda-uncorrectable-ecc", "device": ""}]
@@ -40,8 +40,8 @@ def test_an_ecc_error_takes_the_node_out_and_the_job_goes_on_with_fewer(stage: S
 
 def test_an_ecc_error_on_the_only_node_makes_the_job_wait_and_say_why(stage: Stage) -> None:
     """It is not started again on that node, and gives the operator both ways out."""
-    stage.count, stage.cluster = 1, {"quarantine": {"ask": "0s"}}
-    play = stage.play("ecc-alone", args=["--steps", "12", "--each", EACH], nodes={"wanted": 1, "ranks": 1})
+    stage.count, stage.cluster = 1, {"quarantine": {"approval_timeout": "0s"}}
+    play = stage.play("ecc-alone", args=["--steps", "12", "--each", EACH], nnodes=1, nproc_per_node=1)
     play.reaches("WAITING")
     wait_until(lambda: faults_of(stage, "node-0"), seconds=60, explain=play.log)
     assert " by job ecc-alone" in play.reason()  # taken out, or quarantined already: the hold is written beside the recovery
@@ -55,14 +55,14 @@ def test_a_node_that_a_person_keeps_is_started_on_again_and_not_quarantined(stag
     """By default a person is asked before the only node is taken out; a refusal is a decision, and on record as the reason."""
     stage.count = 1
     each = EACH.replace("step == 5", "step == 5 and generation == 1")
-    play = stage.play("ecc-kept", args=["--steps", "12", "--each", each], nodes={"wanted": 1, "ranks": 1})
+    play = stage.play("ecc-kept", args=["--steps", "12", "--each", each], nnodes=1, nproc_per_node=1)
     wait_until(lambda: approvals.pending_approvals(stage.history), seconds=60, explain=play.log)
     (asked,) = approvals.pending_approvals(stage.history)
     command = [sys.executable, "-m", "holdfast", "approve", str(asked.number), "--refuse", "--reason", "a test pattern"]
     subprocess.run(command, env=stage.environment, capture_output=True, check=True)
     assert play.ends() == 0, play.log()
     (incident,) = play.incidents()
-    assert (incident.action, incident.outcome) == ("restart-in-place", "recovered")
+    assert (incident.action, incident.outcome) == ("restart-workers", "recovered")
     assert "a person keeps node-0 in service" in incident.reason
     assert (generations_on(play, "node-0"), faults_of(stage, "node-0")) == ([1, 2], [])
 
@@ -72,7 +72,7 @@ def test_a_gpu_that_can_do_no_more_work_is_left_at_once_though_the_job_still_ste
     log = tmp_path / "kern.log"
     log.write_text(BOOTED)
     stage.environment["HOLDFAST_KERNEL_LOG"] = str(log)
-    play = stage.play("gsp", args=["--steps", "400"], nodes={"wanted": 2, "ranks": 1, "spare": 1})
+    play = stage.play("gsp", args=["--steps", "400"], nnodes=2, nproc_per_node=1, spare_nodes=1)
     play.steps_to(4)
     wait_until(lambda: is_read(log, "node-0") and is_read(log, "node-1"), seconds=30, explain=play.log)
     other = "NVRM: Xid (PCI:0000:3b:00): 119, pid=1, name=init, Timeout after 6s of waiting for RPC response from GPU1 GSP!"
@@ -85,7 +85,7 @@ def test_a_gpu_that_can_do_no_more_work_is_left_at_once_though_the_job_still_ste
         file.write(f"Nov 21 09:10:05 n0 kernel: {line}\n")
     wait_until(lambda: play.saw(1) and play.incidents()[0].outcome, seconds=60, explain=play.log)
     (incident,) = play.incidents()
-    assert (incident.kind, incident.subject, incident.action, incident.outcome) == (
+    assert (incident.kind, incident.target, incident.action, incident.outcome) == (
         "gpu-off-bus", "rank 1 on node-1", "replace-node", "recovered",
     )  # fmt: skip
     assert generations_on(play, "node-1") == [1]

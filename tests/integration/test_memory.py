@@ -16,7 +16,7 @@ from holdfast.process import mark_of
 from tests.integration.stage import Play, Stage
 from tests.waiting import wait_until
 
-TWO = {"wanted": 2, "ranks": 1, "spare": 1}
+TWO = {"nnodes": 2, "nproc_per_node": 1, "spare_nodes": 1}
 FIRST = """
 import json, socket, types
 from pathlib import Path
@@ -64,7 +64,7 @@ def told(stage: Stage, play: Play, word: str, rank: int = 0) -> str:
 
 def test_replicas_follow_the_jobs_nodes(stage: Stage) -> None:
     """Each of two keeps the other's; after a power cut the spare keeps, and is kept; workers know of their own node and the spare."""
-    play = stage.play("memory", args=["--steps", "2000", "--first", FIRST, "--each", EACH], nodes=TWO)
+    play = stage.play("memory", args=["--steps", "2000", "--first", FIRST, "--each", EACH], **TWO)
     play.steps_to(3)
     first, second, spare = homes(play)
     wait_until(
@@ -95,7 +95,7 @@ def test_replicas_follow_the_jobs_nodes(stage: Stage) -> None:
 
 def test_memory_outlives_an_agent_and_a_flow(stage: Stage) -> None:
     """A new agent of the node finds the memory store and serves it where the old one did; a new flow leaves the homes as they are."""
-    play = stage.play("again", args=["--steps", "2000", "--first", FIRST, "--each", EACH], nodes={"wanted": 2, "ranks": 1})
+    play = stage.play("again", args=["--steps", "2000", "--first", FIRST, "--each", EACH], nnodes=2, nproc_per_node=1)
     play.steps_to(3)
     first, second, *_ = homes(play)
     wait_until(lambda: keeps(play, first, second, rank=1, lineage=1), seconds=60, explain=play.log)
@@ -123,7 +123,7 @@ def test_a_node_without_memory_is_told_and_trains_on(stage: Stage) -> None:
     """Once, in the history."""
     (stage.home / "file").touch()
     stage.environment["HOLDFAST_MEMSTORE_ROOT"] = str(stage.home / "file")
-    play = stage.play("none", args=["--steps", "10"], nodes={"wanted": 2, "ranks": 1})
+    play = stage.play("none", args=["--steps", "10"], nnodes=2, nproc_per_node=1)
     assert play.ends() == 0, play.log()
     faults = queries.faults(stage.history, play.job.id)
     told_of = sorted((fault.kind, fault.node) for fault in faults if fault.kind.startswith(("memory-", "replica-")))

@@ -24,7 +24,7 @@ from tests.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ["--heads", "2", "--width", "16", "--context", "16", "--bytes", "50000", "--layers", "2"]
-ALWAYS: dict[str, Any] = {"every": 0, "memory": {"policy": "pause", "pause": "10s"}}
+ALWAYS: dict[str, Any] = {"every": 0, "memory": {"when_late": "pause", "max_pause": "10s"}}
 """No checkpoint on disk, and a snapshot at every step, whatever a busy machine makes of the idle time."""
 STEPS = 70
 RACKS = {"node-0": "left", "node-1": "left", "node-2": "right", "node-3": "right"}
@@ -48,10 +48,13 @@ def gated(stage: Stage, name: str, *gates: int, spare: int = 1, **checkpoint: An
         name,
         script=str(Path(__file__).with_name("gated.py")),
         args=args,
-        nodes={"wanted": 2, "ranks": 1, "spare": spare, "standbys": 0},
-        environment={"OMP_NUM_THREADS": "1"},  # as the undisturbed run
+        nnodes=2,
+        nproc_per_node=1,
+        spare_nodes=spare,
+        hot_spares=0,
+        env={"OMP_NUM_THREADS": "1"},  # as the undisturbed run
         checkpoint={**ALWAYS, **checkpoint},
-        limits={"hang_least": "60s"},  # a gate is no hang
+        timeouts={"hang_min": "60s"},  # a gate is no hang
     )
 
 
@@ -187,7 +190,7 @@ def test_copies_under_torchs_own_groups_go_on_from_memory_too(stage: Stage, alon
     """There is no vote and nobody stays: new processes find the newest step that all have whole, position and generators with it."""
     script, undisturbed = Path(__file__).with_name("copies.py"), stage.home / "undisturbed.json"
     args = ["100", str(stage.home / "broken.json")]
-    play = stage.play("broken", script=str(script), args=args, nodes={"wanted": 2, "ranks": 1}, checkpoint=ALWAYS)
+    play = stage.play("broken", script=str(script), args=args, nnodes=2, nproc_per_node=1, checkpoint=ALWAYS)
     play.steps_to(30)
     kill_all(play)
     wait_until(lambda: play.saw(1) and play.incidents()[0].outcome, seconds=60, explain=play.log)
@@ -210,7 +213,7 @@ def test_what_is_lost_in_memory_comes_from_the_disk(stage: Stage, undisturbed: d
     opens(play, 26)
     recovered(play, 1)
     first = play.incidents()[0]
-    assert (first.action, first.facts and first.facts["source"]) == ("take-over", "checkpoint"), play.log()
+    assert (first.action, first.facts and first.facts["source"]) == ("replace-ranks", "checkpoint"), play.log()
     resumed = first.resumed_step or 0
     assert newest <= resumed <= on_disk(play, 25), play.log()
     assert lost(play) == 25 - resumed
@@ -255,7 +258,7 @@ def test_the_loss_of_a_replica_is_told_and_made_good(stage: Stage, undisturbed: 
     recovered(play, 1)
     assert lost(play) in (0, 40 - newest)
     one = play.incidents()[0]
-    assert (one.action, one.facts and one.facts["source"]) == ("take-over", "memory"), play.log()
+    assert (one.action, one.facts and one.facts["source"]) == ("replace-ranks", "memory"), play.log()
     assert play.pids()[1] == before[1]
     assert play.ends() == 0, play.log()
     assert result(stage, "replica") == undisturbed
@@ -274,7 +277,7 @@ def test_replicas_that_lag_cost_steps_and_not_the_job(stage: Stage, undisturbed:
     opens(play, 41)
     recovered(play, 1)
     one = play.incidents()[0]
-    assert (one.action, one.facts and one.facts["source"]) == ("take-over", "memory"), play.log()
+    assert (one.action, one.facts and one.facts["source"]) == ("replace-ranks", "memory"), play.log()
     assert lost(play) >= 40 - whole[-1], play.log()
     assert play.ends() == 0, play.log()
     assert result(stage, "lags") == undisturbed

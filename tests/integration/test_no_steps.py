@@ -11,7 +11,7 @@ from policies.uptime import LEAST
 from tests.integration.stage import Play, Stage
 from tests.waiting import wait_until
 
-TWO = {"wanted": 2, "ranks": 1}
+TWO = {"nnodes": 2, "nproc_per_node": 1}
 TICKING = "import time\nwhile True: print('tick', flush=True); time.sleep(0.2)"
 FIRST_ENDS = """
 import os, time
@@ -21,7 +21,7 @@ print('done', flush=True) if os.environ['RANK'] == '0' else time.sleep({seconds}
 
 def unmanaged(stage: Stage, name: str, code: str, **fields: Any) -> Play:
     """Start a job of a program that knows nothing of Holdfast."""
-    return stage.play(name, command=[sys.executable, "-c", code], **{"nodes": TWO, **fields})
+    return stage.play(name, command=[sys.executable, "-c", code], **{**TWO, **fields})
 
 
 def runs_since(play: Play, generation: int) -> float:
@@ -42,7 +42,7 @@ def test_a_job_that_runs_between_its_faults_is_not_given_up(stage: Stage) -> Non
         wait_until(lambda since=since: time.time() > since + LEAST + 2.0, seconds=60)  # type: ignore[misc]
         play.chaos.kill(number % 2)
         wait_until(lambda number=number: play.saw(number) and play.incidents()[-1].outcome, seconds=60, explain=play.log)  # type: ignore[misc]
-    assert [(one.action, one.outcome) for one in play.incidents()] == [("restart-in-place", "recovered")] * 4, play.reason()
+    assert [(one.action, one.outcome) for one in play.incidents()] == [("restart-workers", "recovered")] * 4, play.reason()
     runs_since(play, 5)
     play.stops()
 
@@ -50,17 +50,17 @@ def test_a_job_that_runs_between_its_faults_is_not_given_up(stage: Stage) -> Non
 def test_before_a_job_that_gets_nowhere_is_failed_its_spare_is_tried(stage: Stage) -> None:
     """The fault might have been the node's: another one runs it once."""
     stage.count = 2
-    play = unmanaged(stage, "dies", "import os; os.kill(os.getpid(), 9)", nodes={"wanted": 1, "ranks": 1, "spare": 1})
+    play = unmanaged(stage, "dies", "import os; os.kill(os.getpid(), 9)", nnodes=1, nproc_per_node=1, spare_nodes=1)
     assert play.ends() == 1, play.log()
     actions = [one.action for one in queries.decisions(stage.history, play.job.id)]
-    assert actions == ["restart-in-place", "restart-in-place", "restart-in-place", "replace-node", "give-up"]
+    assert actions == ["restart-workers", "restart-workers", "restart-workers", "replace-node", "fail"]
     assert "4 recoveries in a row brought no new step" in play.reason()
 
 
 def test_the_silence_of_ranks_that_outlive_the_one_that_prints_is_no_hang(stage: Stage) -> None:
     """Rank 0 alone prints, and ends first: the job is not started again for what the others do meanwhile, nor before it has printed."""
     loads = "import time; time.sleep(2.5)\n"
-    play = unmanaged(stage, "quiet", loads + FIRST_ENDS.format(seconds=2.5), limits={"output_silence": "1s"})
+    play = unmanaged(stage, "quiet", loads + FIRST_ENDS.format(seconds=2.5), timeouts={"log_silence": "1s"})
     assert play.ends() == 0, play.log()
     assert play.kinds() == []
     assert len(queries.generations(stage.history, play.job.id)) == 1
@@ -68,7 +68,7 @@ def test_the_silence_of_ranks_that_outlive_the_one_that_prints_is_no_hang(stage:
 
 def test_a_job_whose_rank_0_has_ended_is_completed_though_others_do_not_end(stage: Stage) -> None:
     """They are given their time, and ended then: to run all of it again would lead to the same place."""
-    play = unmanaged(stage, "stuck", FIRST_ENDS.format(seconds=3600), limits={"end_grace": "1s"})
+    play = unmanaged(stage, "stuck", FIRST_ENDS.format(seconds=3600), timeouts={"exit_grace": "1s"})
     assert play.ends() == 0, play.log()
     assert play.reason().startswith("rank 0 exited with status 0; rank(s) 1 did not exit by themselves and are terminated: rank 0 exited")
     assert [one.kind for one in queries.faults(stage.history, play.job.id)] == ["job-end-stuck"]
@@ -79,7 +79,7 @@ def test_a_job_whose_rank_0_has_ended_is_completed_though_others_do_not_end(stag
 def test_a_job_whose_rank_0_does_not_end_is_started_again_once(stage: Stage) -> None:
     """The other ranks have ended; rank 0 may have been about to save: twice is enough."""
     other = FIRST_ENDS.format(seconds=3600).replace("'RANK'] == '0'", "'RANK'] == '1'")
-    play = unmanaged(stage, "first", other, limits={"end_grace": "1s"})
+    play = unmanaged(stage, "first", other, timeouts={"exit_grace": "1s"})
     assert play.ends() == 1, play.log()
-    assert [(one.kind, one.action) for one in play.incidents()] == [("job-end-stuck", "restart-in-place"), ("job-end-stuck", "give-up")]
+    assert [(one.kind, one.action) for one in play.incidents()] == [("job-end-stuck", "restart-workers"), ("job-end-stuck", "fail")]
     assert "another restart would not end them" in play.reason()

@@ -29,18 +29,18 @@ from holdfast.spec import cluster_of
 
 def cluster(disk):
     burn_in = {
-        "disk_size": "4MiB", "network_size": "1MiB", "memory_most": "8MiB", "torch": False, "nice": 0,
-        "limits": {"disk": disk, "network": 0, "latency": 0},
+        "disk_size": "4MiB", "network_size": "1MiB", "max_memory": "8MiB", "torch": False, "nice": 0,
+        "thresholds": {"min_disk_bandwidth": disk, "min_network_bandwidth": 0, "max_latency": 0},
     }
-    quarantine = {"due_after": "0s", "retire_after_failed": 2, "share": 1.0}
+    quarantine = {"burn_in_after": "0s", "decommission_after_failed": 2, "max_unavailable": "100%"}
     return cluster_of({"name": "mended", "nodes": 3, "burn_in": burn_in, "quarantine": quarantine})
 
 node_repair(cluster(0), nodes=["node-1", "node-2"], seconds=0.05)
-node_repair(cluster(1e9), seconds=0.05)
-node_repair(cluster(1e9), seconds=0.05)
-node_repair(cluster(1e9), seconds=0.05)
+node_repair(cluster("1000TB"), seconds=0.05)
+node_repair(cluster("1000TB"), seconds=0.05)
+node_repair(cluster("1000TB"), seconds=0.05)
 """
-PLACE = CordonTable(cluster="mended", names=["node-0", "node-1", "node-2"], rules=Rules(share=1.0, cool=0.0, failures=2))
+PLACE = CordonTable(cluster="mended", names=["node-0", "node-1", "node-2"], rules=Rules(max_unavailable=1.0, cool=0.0, failures=2))
 
 
 def test_nodes_come_back_by_passing_and_are_retired_by_failing(prefect_server: PrefectServer) -> None:
@@ -84,7 +84,8 @@ BLIND = """
 from flows.node_repair import node_repair
 from holdfast.spec import cluster_of
 
-burn_in = {"disk_size": "4MiB", "network_size": "1MiB", "memory_most": "8MiB", "nice": 0, "limits": {"disk": 0, "network": 0, "latency": 0}}
+burn_in = {"disk_size": "4MiB", "network_size": "1MiB", "max_memory": "8MiB", "nice": 0}
+burn_in["thresholds"] = {"min_disk_bandwidth": 0, "min_network_bandwidth": 0, "max_latency": 0}
 node_repair(cluster_of({"name": "no-gpu", "nodes": 2, "burn_in": burn_in}), nodes=["node-0"], seconds=0.05)
 """
 

@@ -23,7 +23,7 @@ from tests.integration.stage import Play, Stage
 from tests.integration.test_takeover_flow import begun, goes_on, newest, recovered
 from tests.waiting import wait_until
 
-SPARE = {"wanted": 2, "ranks": 1, "spare": 1, "standbys": 0}
+SPARE = {"nnodes": 2, "nproc_per_node": 1, "spare_nodes": 1, "hot_spares": 0}
 
 
 def drain(play: Play, *words: str) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def job_events(play: Play) -> str:
 
 def test_ranks_leave_a_drained_node_and_without_room_the_job_waits_for_it_in_time(stage: Stage) -> None:
     """The first node's rank moves to the spare one; the second is left before its time, and comes back once its drain is cancelled."""
-    play = begun(stage, "drained", nodes=SPARE, limits={"last_save": "1s"})
+    play = begun(stage, "drained", **SPARE, timeouts={"final_checkpoint": "1s"})
     play.steps_to(10)
     before, first = play.pids(), next(iter(newest(play).ranks))
     told = drain(play, first, "--reason", "new fan")
@@ -94,8 +94,11 @@ def test_the_loss_curve_of_a_drained_job_is_that_of_an_undisturbed_one_to_the_bi
         "curve",
         script=str(script),
         args=[str(steps), str(stage.home), "join"],
-        nodes={"wanted": 2, "ranks": 1, "spare": 1, "standbys": 1},
-        environment={"OMP_NUM_THREADS": "1"},
+        nnodes=2,
+        nproc_per_node=1,
+        spare_nodes=1,
+        hot_spares=1,
+        env={"OMP_NUM_THREADS": "1"},
     )
     play.steps_to(10)
     left = play.chaos.ranks()[1].node
@@ -118,20 +121,22 @@ def test_the_loss_curve_of_a_drained_job_is_that_of_an_undisturbed_one_to_the_bi
 def test_a_job_ends_saved_before_its_allocation_does_on_nodes_that_are_there_so_long(stage: Stage) -> None:
     """A node with maintenance before then is passed over; what is planned while it runs is heard; the next run goes on from its end."""
     now = datetime.now(UTC)
-    early = {"nodes": ["node-0"], "begins": str(now + timedelta(seconds=55)), "ahead": "1s", "reason": "new fan"}
-    late = {"nodes": ["node-1"], "begins": str(now + timedelta(hours=1)), "ahead": "2h", "reason": "new disk"}
+    early = {"nodes": ["node-0"], "start": str(now + timedelta(seconds=55)), "lead_time": "1s", "reason": "new fan"}
+    late = {"nodes": ["node-1"], "start": str(now + timedelta(hours=1)), "lead_time": "2h", "reason": "new disk"}
     plan = stage.home / "cluster.json"
     described = {"kind": "local", "name": "stage", "nodes": stage.count, "directory": str(stage.home / "nodes")}
     plan.write_text(json.dumps({**described, "maintenance": [early]}))
-    stage.cluster = {"maintenance": [early], "plan": str(plan)}
+    stage.cluster = {"maintenance": [early], "maintenance_file": str(plan)}
     play = stage.play(
         "timed",
         script=str(Path(__file__).with_name("copies.py")),
         args=["1000000", str(stage.home / "never.json"), "0.1"],
-        nodes={"wanted": 2, "ranks": 1},
-        checkpoint={"every": 0, "memory": {"policy": "pause", "pause": "10s"}},
-        limits={"walltime": "60s", "last_save": "30s"},
-        environment={"OMP_NUM_THREADS": "1"},
+        nnodes=2,
+        nproc_per_node=1,
+        checkpoint={"interval": 0, "memory": {"when_late": "pause", "max_pause": "10s"}},
+        walltime="60s",
+        timeouts={"final_checkpoint": "30s"},
+        env={"OMP_NUM_THREADS": "1"},
     )
     play.steps_to(3)
     assert set(newest(play).ranks) == {"node-1", "node-2"}
@@ -140,7 +145,7 @@ def test_a_job_ends_saved_before_its_allocation_does_on_nodes_that_are_there_so_
     wait_until(lambda: "node-1 is to be drained: new disk from " in job_events(play), seconds=30, explain=play.log)
 
     assert play.ends() == exit_codes.TIME_OVER, play.log()
-    assert play.reason().startswith("the walltime of 1 min 00 s (`limits.walltime`) ends at "), play.log()
+    assert play.reason().startswith("the walltime of 1 min 00 s (`walltime`) ends at "), play.log()
     saved = next(manifest.complete_steps(stage.home / "jobs" / "timed" / "checkpoints"))
     assert f"step {saved} was saved out of the nodes' memory" in job_events(play), play.log()
     last = queries.last_step(stage.history, play.job.id)
@@ -150,7 +155,7 @@ def test_a_job_ends_saved_before_its_allocation_does_on_nodes_that_are_there_so_
     assert ended.at < play.job.at + 60
 
     spec = json.loads(play.spec.read_text())
-    spec["cluster"] |= {"maintenance": [], "plan": None}
+    spec["cluster"] |= {"maintenance": [], "maintenance_file": None}
     play.spec.write_text(json.dumps(spec))
     again = stage.again("timed", play.spec)
     again.steps_to(saved + 1)
@@ -162,7 +167,7 @@ def test_a_job_ends_saved_before_its_allocation_does_on_nodes_that_are_there_so_
 
 def test_a_node_that_is_told_to_go_is_left_in_time(stage: Stage) -> None:
     """By a signal to its agent: its rank moves to the spare node while training goes on; nothing is computed twice."""
-    play = begun(stage, "moves", nodes=SPARE)
+    play = begun(stage, "moves", **SPARE)
     play.steps_to(10)
     os.kill(play.chaos.ask("node-1")["pid"], signal.SIGTERM)
     wait_until(lambda: "node-1" not in newest(play).ranks, seconds=60, explain=play.log)

@@ -27,16 +27,16 @@ def test_a_policy_file_is_read_anew_and_a_bad_one_changes_nothing(stage: Stage, 
     """The same kill is answered in place, then by another node; the broken file is told of once, and outlives the flow."""
     stage.widen({f"node-{number}": f"rack-{number}" for number in range(4)})
     file = tmp_path / "careful.yaml"
-    file.write_text("based_on: balanced\nbudget: {in_place: 9}\n")
-    play = stage.play("ruled", args=["--steps", "100000"], nodes={"wanted": 2, "ranks": 1, "spare": 2}, policy=str(file))
+    file.write_text("based_on: balanced\nmax_restarts_in_place: 9\n")
+    play = stage.play("ruled", args=["--steps", "100000"], nnodes=2, nproc_per_node=1, spare_nodes=2, policy=str(file))
     killed(play, 1)
     file.write_text("based_on: balanced\nrecommended_actions: {worker-sigkill: evict}\n")
     wait_until(lambda: told(play, "has changed"), seconds=60, explain=play.log)
     (change,) = told(play, "has changed")
     assert "recommended_actions.worker-sigkill: evict (was: as in the catalogue)" in change
-    assert "budget.in_place: 3 (was: 9)" in change
+    assert "max_restarts_in_place: 3 (was: 9)" in change
     killed(play, 2)
-    assert [one.action for one in play.incidents()] == ["restart-in-place", "replace-node"], play.log()
+    assert [one.action for one in play.incidents()] == ["restart-workers", "replace-node"], play.log()
     assert next(one for one in queries.faults(stage.history, play.job.id)[::-1] if one.root).recommended_action == "evict"
     first, second = (
         attempts(one, queries.decisions(stage.history, incident_id=one.id), queries.transitions(stage.history, play.job.id))

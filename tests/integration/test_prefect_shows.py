@@ -19,7 +19,7 @@ from tests.waiting import wait_until
 
 PATIENCE = 100.0
 """Seconds: a Prefect server on SQLite may wait a whole minute for its own database."""
-TWO = {"wanted": 2, "ranks": 1, "spare": 1}
+TWO = {"nnodes": 2, "nproc_per_node": 1, "spare_nodes": 1}
 
 
 def asked(server: PrefectServer, path: str, **body: Any) -> Any:
@@ -108,7 +108,7 @@ def each_once(server: PrefectServer, job: str) -> list[dict[str, Any]]:
 
 def test_a_run_shows_its_name_page_incidents_and_events(stage: Stage, prefect_server: PrefectServer, mailbox: Mailbox) -> None:
     """The flow run is named for the job; it has a page, and so has each incident; each is one notification, no event is twice."""
-    play = stage.play("shown", args=["--steps", "120"], nodes=TWO)
+    play = stage.play("shown", args=["--steps", "120"], **TWO)
     play.chaos.at_step(10, lambda: play.chaos.kill(1))
     assert play.ends() == 0, play.log()
 
@@ -121,7 +121,7 @@ def test_a_run_shows_its_name_page_incidents_and_events(stage: Stage, prefect_se
     incident = artifact(prefect_server, "shown-incident-1")
     assert incident["flow_run_id"] == run["id"]
     assert incident["description"].startswith("Incident 1: rank 1 on node-1 killed (SIGKILL), recovered in ")
-    for words in ("worker-sigkill", "restart-in-place", "restart 1 of 3 within 3600 s", "reschedule (T1)", link):
+    for words in ("worker-sigkill", "restart-workers", "restart 1 of 3 within 3600 s", "reschedule (T1)", link):
         assert words in incident["data"]
     progress = artifact(prefect_server, "shown-progress")
     assert (progress["flow_run_id"], progress["data"]) == (run["id"], 100.0)
@@ -165,7 +165,7 @@ def test_a_quarantine_needs_a_person_and_a_failed_job_is_one_notification(
 ) -> None:
     """The quarantine comes with its incident, and is an event of the node; the failure of the job with the incident that it is of."""
     stage.count = 4
-    play = stage.play("ecc-told", args=["--steps", "10", "--each", ECC], nodes={"wanted": 2, "ranks": 1, "spare": 1})
+    play = stage.play("ecc-told", args=["--steps", "10", "--each", ECC], nnodes=2, nproc_per_node=1, spare_nodes=1)
     assert play.ends() == 0, play.log()
     wait_until(lambda: len(mail(mailbox, "ecc-told")) >= 2, seconds=PATIENCE, explain=lambda: str(mailbox.mail))
     incident = next(one for one in mail(mailbox, "ecc-told") if one["state"] == "over")
@@ -182,7 +182,7 @@ def test_a_quarantine_needs_a_person_and_a_failed_job_is_one_notification(
     wait_until(moves, seconds=PATIENCE)
     assert len(moves()) == 1
 
-    play = stage.play("wrong", args=["--steps", "10", "--each", WRONG], nodes={"wanted": 2, "ranks": 1})
+    play = stage.play("wrong", args=["--steps", "10", "--each", WRONG], nnodes=2, nproc_per_node=1)
     assert play.ends() == 1, play.log()
     wait_until(
         lambda: [one for one in mail(mailbox, "wrong") if one["state"] == "ended"], seconds=PATIENCE, explain=lambda: str(mailbox.mail)
@@ -207,7 +207,7 @@ def test_a_job_without_a_controller_is_an_alert_that_the_next_controller_withdra
     def alerts() -> list[str]:
         return [one["name"] for one in asked(prefect_server, "automations/filter") if one["name"].endswith("-alert-lost")]
 
-    play = stage.play("lost", args=["--steps", "100000"], nodes={"wanted": 2, "ranks": 1})
+    play = stage.play("lost", args=["--steps", "100000"], nnodes=2, nproc_per_node=1)
     shows(prefect_server, play, 1)
     play.dies()
     play = stage.again("lost", play.spec)

@@ -12,12 +12,12 @@ from tests.integration.stage import Play, Stage
 from tests.waiting import wait_until
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "train_troubled.py"
-THREE = {"wanted": 3, "ranks": 1}
+THREE = {"nnodes": 3, "nproc_per_node": 1}
 
 
 def begun(stage: Stage, name: str, *more: str, **fields: Any) -> Play:
     """Start a job of three ranks, each on a node of its own, and let it come to its way."""
-    quick = {"nodes": THREE, "limits": {"hang_timeout": "2s"}}
+    quick = {**THREE, "timeouts": {"hang": "2s"}}
     play = stage.play(name, script=str(SCRIPT), args=["--steps", "100000", *more], **{**quick, **fields})
     play.steps_to(10)
     return play
@@ -39,7 +39,7 @@ def the_fault(play: Play, kind: str) -> models.FaultRecord:
     """Wait for a fault of this kind, and return the newest; a failure shows all that were seen."""
 
     def explain() -> str:
-        seen = [f"{one.kind} {one.subject}: {one.evidence['quote']}" for one in queries.faults(play.stage.history, play.job.id)]
+        seen = [f"{one.kind} {one.target}: {one.evidence['quote']}" for one in queries.faults(play.stage.history, play.job.id)]
         return "\n".join([*seen, play.log()])
 
     wait_until(lambda: queries.newest_fault(play.stage.history, play.job.id, [kind]), seconds=60, explain=explain)
@@ -68,22 +68,22 @@ def test_who_does_not_come_and_who_comes_to_the_wrong_place_are_named_and_replac
     node = nodes_of(play)
     trouble(play, 2, "dist.broadcast(torch.zeros(4), 0)")
     mismatch = the_fault(play, "collective-mismatch")
-    assert (mismatch.rank, mismatch.node, mismatch.blame) == (2, node[2], "user_code")
+    assert (mismatch.rank, mismatch.node, mismatch.attributed_to) == (2, node[2], "user_code")
     assert "rank 2 entered broadcast of 4 float32 values" in mismatch.evidence["quote"]
     gets_on(play)
-    assert [one.action for one in play.incidents()] == ["take-over", "take-over"]
+    assert [one.action for one in play.incidents()] == ["replace-ranks", "replace-ranks"]
     trouble(play, 0, "poison = math.nan")
     loss = the_fault(play, "loss-not-finite")
     assert (loss.rank, loss.incident_id, loss.recommended_action) == (0, None, "monitor")
     assert f"the loss of rank 0 is nan at step {loss.step}, on this rank alone" in loss.evidence["quote"]
     assert any("The loss or its gradient is NaN or infinite" in one.text for one in queries.job_events(stage.history, play.job.id))
-    assert play.kinds()[2:] in ([], ["loss-lost"]), "the loss that stays none is an incident of its own"
+    assert play.kinds()[2:] in ([], ["loss-diverged"]), "the loss that stays none is an incident of its own"
 
 
 def test_a_slow_rank_is_moved_if_that_pays_and_one_with_a_flipped_bit_is_replaced(stage: Stage) -> None:
     """The slow one moves to a spare node, and the sum is on record; a rank whose parameters differ from its copies' leaves its node."""
     stage.widen({f"node-{number}": f"rack-{number}" for number in range(5)})
-    play = begun(stage, "copies", nodes={**THREE, "spare": 2, "standbys": 0}, checks={"copies": 16, "straggler": "auto"})
+    play = begun(stage, "copies", **THREE, spare_nodes=2, hot_spares=0, checks={"copies": 16, "straggler": "auto"})
     slowly = nodes_of(play)[1]
     trouble(play, 1, "slow = 0.08")
     slow = the_fault(play, "straggler-gpu")
@@ -126,7 +126,7 @@ def test_under_torchs_own_groups_the_stack_names_the_culprit(stage: Stage) -> No
 
 def test_an_evaluation_and_a_save_that_nobody_declared_are_remarked_on_and_no_fault(stage: Stage) -> None:
     """Rank 0 is away for fifty steps' time while the others wait for it in a collective, then all are for a hundred."""
-    play = begun(stage, "pauses", limits={})
+    play = begun(stage, "pauses", timeouts={})
     before = nodes_of(play)
     usual = sorted(one.seconds for one in queries.steps(stage.history, play.job.id))[5]
     trouble(play, 0, f"time.sleep({50 * usual + 2})")
@@ -137,6 +137,6 @@ def test_an_evaluation_and_a_save_that_nobody_declared_are_remarked_on_and_no_fa
     wait_until(lambda: [one for one in queries.job_events(stage.history, play.job.id) if "no rank made progress" in one.text], seconds=30)
     first = next(one.text for one in queries.job_events(stage.history, play.job.id) if "no rank made progress" in one.text)
     assert re.search(r"rank 0 on node-\d did not arrive at allreduce #\d+ of group 0 \(ranks 1, 2 wait", first), first
-    assert "It counts as a hang after 300 s (`limits.hang_timeout`)" in first
+    assert "It counts as a hang after 300 s (`timeouts.hang`)" in first
     assert (play.incidents(), nodes_of(play)) == ([], before)
     assert [one.kind for one in queries.faults(stage.history, play.job.id) if one.kind.startswith(("job-", "collective-"))] == []

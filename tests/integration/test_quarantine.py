@@ -57,7 +57,7 @@ def off_the_bus(stage: Stage, tmp_path: Path, name: str) -> Play:
     stage.environment["HOLDFAST_KERNEL_LOG"] = str(log)
     stage.count = 1
     each = "if generation == 1 and step == 5: time.sleep(3600)"
-    play = stage.play(name, args=["--steps", "20", "--each", each], nodes={"wanted": 1, "ranks": 1}, limits={"hang_least": "1h"})
+    play = stage.play(name, args=["--steps", "20", "--each", each], nnodes=1, nproc_per_node=1, timeouts={"hang_min": "1h"})
     play.steps_to(4)
     wait_until(lambda: is_read(log, "node-0"), seconds=30, explain=play.log)
     with log.open("a") as file:
@@ -100,7 +100,7 @@ def test_a_node_with_a_fault_of_its_own_stays_out_until_a_person_takes_it_back(s
     wait_until(lambda: run_of(stage, asked)["state"]["type"] == "COMPLETED", seconds=30, explain=play.log)
     assert "isolate node-0 by " in run_of(stage, asked)["state"]["message"]
 
-    other = stage.play("next", args=["--steps", "5"], nodes={"wanted": 1, "ranks": 1})
+    other = stage.play("next", args=["--steps", "5"], nnodes=1, nproc_per_node=1)
     assert other.ends() == 1, other.log()
     assert "node-0 is quarantined by job off-bus (cordon 1): gpu-off-bus" in other.reason()
     assert "`holdfast nodes readmit node-0 --reason ...`" in other.reason()
@@ -123,7 +123,7 @@ def test_a_form_in_prefects_ui_keeps_a_node_that_a_person_trusts(stage: Stage, t
     form = {"answer": "refuse", "nodes": ["node-0"], "by": "ann", "reason": "known bad sensor"}
     assert call(stage, f"flow_runs/{asked.flow_run}/resume", {"run_input": form})["status"] == "ACCEPT"
     assert play.ends() == 0, play.log()
-    assert [(one.action, one.outcome) for one in play.incidents()] == [("restart-in-place", "recovered")]
+    assert [(one.action, one.outcome) for one in play.incidents()] == [("restart-workers", "recovered")]
     assert "is answered: keep node-0 by ann: known bad sensor" in job_events(play)
     assert service_moves(stage.history, "stage", "node-0") == []
     assert run_of(stage, asked)["state"]["message"] == "keep node-0 by ann: known bad sensor"
@@ -144,7 +144,7 @@ def test_a_node_that_is_held_or_sick_is_given_to_no_job(stage: Stage, tmp_path: 
     said = say(stage, tmp_path, "hold", "node-0", "--reason", "new fan", "--for", "2h")
     assert "healthy -> held (hold 1" in said
 
-    play = stage.play("beside", args=["--steps", "2000"], nodes={"wanted": 1, "ranks": 1, "spare": 1})
+    play = stage.play("beside", args=["--steps", "2000"], nnodes=1, nproc_per_node=1, spare_nodes=1)
     wait_until(lambda: standings(stage) == {"node-2": "healthy", "node-3": "healthy"}, seconds=60, explain=play.log)
     play.steps_to(1)
     play.stops()

@@ -117,7 +117,7 @@ def running(place: Place, job: str) -> None:
 def test_a_job_runs_to_its_end(place: Place) -> None:
     """Status 0, one line a change, its output (binary, too) in its log, no process left."""
     script = "import os, sys\nprint('I am', os.environ['RANK'], flush=True)\nsys.stdout.buffer.write(bytes(range(256)) * 100)\n"
-    status, said = place.done("run", place.job("binary", script, "nodes: {ranks: 2}\n"))
+    status, said = place.done("run", place.job("binary", script, "nproc_per_node: 2\n"))
     assert status == 0, said + place.log()
     assert "[rank 0] I am 0" in said
     assert "I am 1" not in said, "ranks that nobody asked for"
@@ -146,7 +146,7 @@ def test_local_nodes_share_no_gpu(place: Place) -> None:
     """Two GPUs for three nodes: two nodes train, each with its own; a job for three is refused before anything starts, with advice."""
     place.environment["CUDA_VISIBLE_DEVICES"] = "6,7"
     place.job("shown", SHOWN)
-    job = "name: shown\nscript: shown.py\ncluster: {nodes: 3}\nnodes: {wanted: %d}\n"
+    job = "name: shown\nscript: shown.py\ncluster: {nodes: 3}\nnnodes: %d\n"
     (place.folder / "shown.yaml").write_text(job % 3)
     status, said = place.done("run", "shown.yaml")
     assert (status != 0, "local nodes share no GPU" in said, 'CUDA_VISIBLE_DEVICES: ""' in said) == (True, True, True), said
@@ -167,7 +167,7 @@ def test_a_program_reads_how_it_went(place: Place) -> None:
     assert events[0]["event"] == "start"
     assert events[-1]["event"] == "end"
     assert events[-1]["state"] == "COMPLETED"
-    assert next(event["after"] for event in events if event["event"] == "move") == "LAUNCHING"
+    assert next(event["after"] for event in events if event["event"] == "transition") == "LAUNCHING"
     gone(place)
 
 
@@ -218,7 +218,7 @@ def test_ctrl_c_while_the_agents_come_up_leaves_nothing(place: Place) -> None:
 
 def test_a_second_ctrl_c_stops_a_stubborn_job_at_once(place: Place) -> None:
     """Its workers ignore SIGTERM, its grace is an hour; no process is left."""
-    child = place.start("run", place.job("stubborn", STUBBORN, "limits: {stop_grace: 1h}\n"))
+    child = place.start("run", place.job("stubborn", STUBBORN, "timeouts: {termination_grace: 1h}\n"))
     worker = place.worker()
     running(place, "stubborn")
     child.send_signal(signal.SIGINT)

@@ -23,7 +23,7 @@ def test_every_node_that_is_left_gets_its_orders_when_many_are_lost_at_once(
         job.lose(lost)
         job.until(lambda: job.trains(1), f"the recovery from {lost} lost nodes")
         (incident,) = job.incidents()
-        assert (incident.kind, incident.action, incident.outcome) == ("node-lost", "take-over", "recovered")
+        assert (incident.kind, incident.action, incident.outcome) == ("node-lost", "replace-ranks", "recovered")
         gone = {one.node for one in queries.faults(job.history, job.row.id) if one.kind == "node-lost"}
         after, given = set(job.members()), job.nodes.ask(do="given")["nodes"]
         assert len(gone) == lost

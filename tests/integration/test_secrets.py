@@ -44,7 +44,7 @@ def test_a_job_opens_no_port_of_the_orchestrator_and_shows_its_secrets_to_nobody
     """Looked at while it trains and once it has ended: sockets, command lines, modes, and every byte that it left."""
     history = f"sqlite:///{stage.home / 'history.db'}"
     stage.environment |= {"PREFECT_API_KEY": API_KEY, "HOLDFAST_HISTORY": history}
-    play = stage.play("secretive", args=["--steps", "300"], nodes={"wanted": 2, "ranks": 1}, environment={"SCRIPT_SECRET": OWN})
+    play = stage.play("secretive", args=["--steps", "300"], nnodes=2, nproc_per_node=1, env={"SCRIPT_SECRET": OWN})
     play.steps_to(3)
     folder = stage.home / "jobs" / "secretive"
     token = (folder / "token").read_text().split()[1]

@@ -29,7 +29,7 @@ from tests.slurm.slurm_stage import SlurmStage, job_events
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-TWO = {"wanted": 2, "ranks": 1}
+TWO = {"nnodes": 2, "nproc_per_node": 1}
 TOGETHER = """
 def other():
     try:
@@ -107,7 +107,7 @@ def is_drained(slurm: SlurmServer, node: str) -> bool:
 
 def test_a_job_asks_for_nodes_recovers_on_them_is_put_back_into_the_queue_and_leaves_nothing(stage: SlurmStage) -> None:
     """A killed rank is restarted in place; what Slurm requeues goes on in the same allocation, when that begins anew."""
-    play = stage.play("plain", args=["--steps", "100000"], nodes=TWO)
+    play = stage.play("plain", args=["--steps", "100000"], **TWO)
     play.steps_to(5)
     (number,) = stage.allocations("plain")
     assert f"requested 2 nodes from Slurm: job {number}" in job_events(play)
@@ -120,7 +120,7 @@ def test_a_job_asks_for_nodes_recovers_on_them_is_put_back_into_the_queue_and_le
     play.chaos.kill(1)
     recovered(play)
     goes_on(play)
-    assert (play.kinds(), [one.action for one in play.incidents()]) == (["worker-sigkill"], ["restart-in-place"]), play.log()
+    assert (play.kinds(), [one.action for one in play.incidents()]) == (["worker-sigkill"], ["restart-workers"]), play.log()
 
     stage.slurm.run("scontrol", "requeue", number)
     wait_until(lambda: play.saw(2), seconds=60, explain=play.log)
@@ -135,7 +135,7 @@ def test_a_job_asks_for_nodes_recovers_on_them_is_put_back_into_the_queue_and_le
 
 def test_a_lost_node_gives_way_to_the_spare_one_and_a_further_allocation_to_the_next(stage: SlurmStage) -> None:
     """Another node is asked for as soon as one is missing; a node that is held is drained in Slurm, and given back when it is released."""
-    play = stage.play("lost", args=["--steps", "100000", "--each", TOGETHER], nodes={**TWO, "spare": 1})
+    play = stage.play("lost", args=["--steps", "100000", "--each", TOGETHER], **TWO, spare_nodes=1)
     play.steps_to(5)
     (first,) = stage.allocations("lost")
     lost = play.chaos.ranks()[1].node
@@ -179,10 +179,10 @@ def test_what_an_allocation_leaves_undone_is_done_in_the_next_one_to_the_bit(
         "long",
         script=str(script),
         args=[str(steps), str(results), "0.05"],
-        nodes=TWO,
-        checkpoint={"directory": str(stage.home / "checkpoints"), "every": 0, "memory": {"policy": "pause"}},
-        limits={"last_save": "5s"},
-        environment={"OMP_NUM_THREADS": "1"},
+        **TWO,
+        checkpoint={"directory": str(stage.home / "checkpoints"), "interval": 0, "memory": {"when_late": "pause"}},
+        timeouts={"final_checkpoint": "5s"},
+        env={"OMP_NUM_THREADS": "1"},
     )
     play.steps_to(20, seconds=200)
     (first,) = stage.allocations("long")
@@ -209,10 +209,10 @@ def test_a_job_that_gives_way_to_a_more_urgent_one_is_saved_and_goes_on_when_tha
         "modest",
         script=str(Path(__file__).with_name("copies.py")),
         args=["100000", str(stage.home / "here.json"), "0.05"],
-        nodes=TWO,
-        checkpoint={"directory": str(stage.home / "checkpoints"), "every": 0, "memory": {"policy": "pause"}},
-        limits={"last_save": "5s"},
-        environment={"OMP_NUM_THREADS": "1"},
+        **TWO,
+        checkpoint={"directory": str(stage.home / "checkpoints"), "interval": 0, "memory": {"when_late": "pause"}},
+        timeouts={"final_checkpoint": "5s"},
+        env={"OMP_NUM_THREADS": "1"},
     )
     play.steps_to(20, seconds=200)
     wants = ["--partition=urgent", "--nodes=2", f"--exclude={','.join(stage.slurm.names[2:])}", "--exclusive"]
@@ -239,12 +239,12 @@ def test_a_job_that_is_run_inside_of_an_allocation_uses_it_and_ends_saved_before
     wait_until(lambda: stage.slurm.run("squeue", "-h", "-j", number, "-o", "%T") == "RUNNING", seconds=60, explain=stage.slurm.logs)
     program(stage, "systemctl", "echo stopping")
     stage.environment["SLURM_JOB_ID"] = number
-    play = stage.play("inside", args=["--steps", "100000"], nodes=TWO, limits={"last_save": "5s", "stop_grace": "2s"})
+    play = stage.play("inside", args=["--steps", "100000"], **TWO, timeouts={"final_checkpoint": "5s", "termination_grace": "2s"})
     play.steps_to(5)
     before = play.pids()
     play.process.send_signal(signal.SIGTERM)
     assert play.process.wait(60) == exit_codes.DETACHED, play.log()
-    assert "which trains on: the machine of the flow shuts down" in job_events(play)
+    assert "training continues: the machine of the controller shuts down" in job_events(play)
     again = stage.again("inside", play.spec)
     wait_until(lambda: "a new flow reattached to the job" in job_events(again), seconds=60, explain=again.log)
     goes_on(again)
@@ -305,7 +305,7 @@ def test_an_orchestrator_that_is_a_batch_job_hands_over_before_its_time_ends_and
     settings = stage.home / "orchestrator.env"
     settings.write_text(f"HOLDFAST_HOME={stage.home}/$SLURMD_NODENAME\nHOLDFAST_HISTORY=sqlite:///{stage.home}/history.db\n")
     stage.environment["HOLDFAST_SETTINGS"] = str(settings)
-    job = {"name": "led", "script": str(PACED), "args": ["--steps", "100000"], "nodes": TWO, "directory": str(stage.home)}
+    job = {"name": "led", "script": str(PACED), "args": ["--steps", "100000"], **TWO, "directory": str(stage.home)}
     checkpoint = {"directory": str(stage.home / "checkpoints")}
     (stage.home / "led.yaml").write_text(json.dumps({**job, "checkpoint": checkpoint, "cluster": stage.described()}))
     script = str(ROOT / "deployments" / "slurm" / "orchestrator.sbatch")

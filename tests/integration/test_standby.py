@@ -23,7 +23,7 @@ from tests.integration.stage import Play, Stage
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-TWO = {"wanted": 2, "ranks": 1, "spare": 1}
+TWO = {"nnodes": 2, "nproc_per_node": 1, "spare_nodes": 1}
 ENDLESS = ["--steps", "100000"]
 
 
@@ -63,7 +63,7 @@ def pids(play: Play) -> dict[str, int]:
 
 def test_a_standby_takes_over_from_a_flow_that_dies_with_all_it_had(stage: Stage, elsewhere: Stage) -> None:
     """Nothing of the first host is needed: a rank that is killed later joins those that the first flow had started."""
-    play = stage.play("heir", args=ENDLESS, nodes=TWO)
+    play = stage.play("heir", args=ENDLESS, **TWO)
     play.steps_to(5)
     before = pids(play)
     standby = stands_by(elsewhere, play)
@@ -79,7 +79,7 @@ def test_a_standby_takes_over_from_a_flow_that_dies_with_all_it_had(stage: Stage
 
 def test_a_flow_that_is_told_to_let_go_hands_its_job_over_and_no_rank_notices(stage: Stage, elsewhere: Stage) -> None:
     """By a request it has a standby steer; by the signal, in the middle of a recovery, it leaves the rest of that to the flow to come."""
-    play = stage.play("handed", args=ENDLESS, nodes=TWO)
+    play = stage.play("handed", args=ENDLESS, **TWO)
     play.steps_to(5)
     before = pids(play)
     standby = stands_by(elsewhere, play)
@@ -120,7 +120,7 @@ def handed_over(play: Play) -> str:
 
 def test_a_flow_that_stood_still_gives_no_order_once_a_standby_steers(stage: Stage, elsewhere: Stage) -> None:
     """It wakes in the middle of what it was about to do, and ends: what the standby did stays."""
-    play = stage.play("woken", args=ENDLESS, nodes=TWO)
+    play = stage.play("woken", args=ENDLESS, **TWO)
     play.steps_to(5)
     standby = stands_by(elsewhere, play)
     os.kill(play.process.pid, signal.SIGSTOP)
@@ -162,7 +162,7 @@ def test_a_flow_that_stood_still_before_it_fenced_a_node_ends_nothing_of_the_flo
     (tmp_path / "sitecustomize.py").write_text(STANDS_STILL)
     still = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PREFECT_LOGGING_LEVEL": "INFO"}  # as a program of its own, for Prefect's settings
     stage.environment = stage.environment | still
-    play = stage.play("late", args=ENDLESS, nodes=TWO)
+    play = stage.play("late", args=ENDLESS, **TWO)
     play.steps_to(5)
     standby = stands_by(elsewhere, play)
     play.chaos.kill_agent("node-1")
@@ -191,7 +191,7 @@ def test_recoveries_go_on_without_the_database_and_are_on_record_later(
     stage.environment, elsewhere.environment = ({**one.environment, "HOLDFAST_HISTORY": url} for one in (stage, elsewhere))
     stage.history.close()
     stage.history = History.open(url)
-    play = stage.play("outage", args=ENDLESS, nodes=TWO)
+    play = stage.play("outage", args=ENDLESS, **TWO)
     play.steps_to(5)
     standby, job = stands_by(elsewhere, play), play.job
     placed, before = play.chaos.ranks(), pids(play)
@@ -221,7 +221,7 @@ def test_recoveries_go_on_without_the_database_and_are_on_record_later(
 def test_a_flow_whose_prefect_server_is_away_says_so(stage: Stage) -> None:
     """In a sentence that names the server and the cure; the job, if it runs, is none the worse."""
     stage.environment = stage.environment | {"PREFECT_API_URL": f"http://127.0.0.1:{free_port()}/api"}
-    play = stage.play("unserved", args=ENDLESS, nodes=TWO)
+    play = stage.play("unserved", args=ENDLESS, **TWO)
     assert play.process.wait(60) == 2
     assert "cannot be used: [Errno 111] Connection refused. Start it" in play.log()
     assert "Traceback" not in play.log()

@@ -17,8 +17,8 @@ from tests.integration.test_adoption import has_been_in
 from tests.waiting import wait_until
 
 GROUPS = Path(__file__).with_name("paced_groups.py")
-TWO = {"wanted": 2, "ranks": 1}
-SPARE = {"wanted": 2, "ranks": 1, "spare": 1}
+TWO = {"nnodes": 2, "nproc_per_node": 1}
+SPARE = {"nnodes": 2, "nproc_per_node": 1, "spare_nodes": 1}
 
 
 def begun(stage: Stage, name: str, *more: str, **fields: Any) -> Play:
@@ -26,18 +26,18 @@ def begun(stage: Stage, name: str, *more: str, **fields: Any) -> Play:
     return stage.play(name, script=str(GROUPS), args=["--steps", "100000", *more], **fields)
 
 
-def standbys(play: Play) -> dict[str, dict[str, Any]]:
-    """Return the standbys that agents have, by node and number."""
+def hot_spares(play: Play) -> dict[str, dict[str, Any]]:
+    """Return the hot spares that agents have, by node and number."""
     up = [view.name for view in play.stage.nodes.survey() if view.status == "up"]
-    return {f"{node}/{number}": one for node in up for number, one in play.chaos.ask(node)["standbys"].items()}
+    return {f"{node}/{number}": one for node in up for number, one in play.chaos.ask(node)["hot_spares"].items()}
 
 
 def stands_by(play: Play, count: int = 1) -> None:
-    """Wait until so many standbys are ready."""
+    """Wait until so many hot spares are ready."""
     wait_until(
-        lambda: sum(one["ready"] for one in standbys(play).values()) >= count,
+        lambda: sum(one["ready"] for one in hot_spares(play).values()) >= count,
         seconds=30,
-        explain=lambda: f"{standbys(play)}\n{play.log()}",
+        explain=lambda: f"{hot_spares(play)}\n{play.log()}",
     )
 
 
@@ -65,22 +65,24 @@ def newest(play: Play) -> Generation:
     return found
 
 
-def test_a_killed_rank_goes_on_in_a_standby_and_the_others_keep_their_processes(stage: Stage) -> None:
-    """The standby waits on the spare node; the next one is started when training runs again. Then the node of rank 0 is lost.
+def test_a_killed_rank_goes_on_in_a_hot_spare_and_the_others_keep_their_processes(stage: Stage) -> None:
+    """The hot spare waits on the spare node; the next one is started when training runs again. Then the node of rank 0 is lost.
 
-    That leaves no spare node: a free one of the cluster is taken in, and the next standby waits there. With each generation those that
+    That leaves no spare node: a free one of the cluster is taken in, and the next hot spare waits there. With each generation those that
     live hear where memory is served now: on their own node, and on those without a rank.
     """
     hears = "if order['do'] == 'regroup': print('servers', *order['memory'], flush=True)"
     stage.widen({f"node-{number}": f"node-{number}" for number in range(4)})
-    play = begun(stage, "standby", "--on", hears, nodes=SPARE)
+    play = begun(stage, "hot-spare", "--on", hears, **SPARE)
     stands_by(play)
     before = play.pids()
-    waiting = next(iter(standbys(play).values()))["pid"]
+    waiting = next(iter(hot_spares(play).values()))["pid"]
     play.chaos.kill(1)
     recovered(play)
     goes_on(play)
-    assert [(one.kind, one.action, one.outcome) for one in play.incidents()] == [("worker-sigkill", "take-over", "recovered")], play.log()
+    assert [(one.kind, one.action, one.outcome) for one in play.incidents()] == [("worker-sigkill", "replace-ranks", "recovered")], (
+        play.log()
+    )
     assert play.pids() == {0: before[0], 1: waiting}
     assert newest(play).ranks == {"node-0": [0], "node-2": [1]}
     assert "hot spare 0 on node-2" in play.incidents()[0].reason
@@ -93,20 +95,20 @@ def test_a_killed_rank_goes_on_in_a_standby_and_the_others_keep_their_processes(
     play.chaos.power_off(0)
     recovered(play, 2)
     goes_on(play)
-    assert [(one.kind, one.action) for one in play.incidents()][1:] == [("node-lost", "take-over")], play.log()
+    assert [(one.kind, one.action) for one in play.incidents()][1:] == [("node-lost", "replace-ranks")], play.log()
     assert set(newest(play).ranks) <= {"node-1", "node-2"}
     assert told(play, "servers", "rank-0")[0] == ["node-0", "node-1"]
-    assert told(play, "servers", "standby-0")[-1] == ["node-2"]
+    assert told(play, "servers", "hot-spare-0")[-1] == ["node-2"]
     stands_by(play)
-    assert [place.partition("/")[0] for place in standbys(play)] == ["node-3"], play.log()
+    assert [place.partition("/")[0] for place in hot_spares(play)] == ["node-3"], play.log()
     assert [one.text for one in queries.job_events(stage.history, play.job.id) if "added as spare" in one.text] == ["node-3 added as spare"]
     play.stops()
 
 
-def test_without_a_standby_a_fresh_process_takes_over_on_the_same_node(stage: Stage) -> None:
+def test_without_a_hot_spare_a_fresh_process_takes_over_on_the_same_node(stage: Stage) -> None:
     """A kill, a stopped rank and an exception, one after the other: nobody else restarts."""
     each = "seen = globals().get('seen', 0) + (generation == 3)\nif rank == 1 and seen == 80: raise ValueError('a passing cloud')"
-    play = begun(stage, "fresh", "--each", each, nodes=TWO, limits={"stopped_grace": "300ms"})
+    play = begun(stage, "fresh", "--each", each, **TWO, timeouts={"stopped_process": "300ms"})
     play.steps_to(10)
     before = play.pids()
     play.chaos.kill(1)
@@ -118,7 +120,7 @@ def test_without_a_standby_a_fresh_process_takes_over_on_the_same_node(stage: St
     recovered(play, 3)
     goes_on(play)
     assert play.kinds() == ["worker-sigkill", "worker-stopped", "worker-exception"]
-    assert {one.action for one in play.incidents()} == {"take-over"}, play.log()
+    assert {one.action for one in play.incidents()} == {"replace-ranks"}, play.log()
     assert play.pids()[0] == before[0]
     assert newest(play).number == 4
     assert newest(play).ranks == {"node-0": [0], "node-1": [1]}
@@ -128,7 +130,7 @@ def test_without_a_standby_a_fresh_process_takes_over_on_the_same_node(stage: St
 def test_groups_that_broke_without_a_lost_rank_cost_the_step_and_no_process(stage: Stage) -> None:
     """Every rank tells of a broken connection and lives: all stay where they are, meet again and do the step again."""
     each = "if step == 30 and generation == 1: line.report('broken', generation=1, step=29, group='0', why='Connection reset by peer')"
-    play = begun(stage, "blip", "--each", each, nodes=TWO)
+    play = begun(stage, "blip", "--each", each, **TWO)
     play.steps_to(10)
     before = play.pids()
     wait_until(lambda: play.saw(1), seconds=30, explain=play.log)
@@ -153,13 +155,13 @@ def test_groups_that_broke_without_a_lost_rank_cost_the_step_and_no_process(stag
 )
 def test_a_take_over_that_cannot_work_is_not_tried_again(stage: Stage, name: str, on: str, why: str) -> None:
     """A worker says that it cannot go on, or each new process fails by itself: the next action follows at once; the history says why."""
-    play = begun(stage, name, "--on", on, nodes=TWO)
+    play = begun(stage, name, "--on", on, **TWO)
     play.steps_to(10)
     play.chaos.kill(1)
     recovered(play)
     goes_on(play)
     decisions = queries.decisions(stage.history, play.job.id)
-    assert [one.action for one in decisions] == ["take-over", "restart-in-place"], play.log()
+    assert [one.action for one in decisions] == ["replace-ranks", "restart-workers"], play.log()
     assert why in decisions[1].passed_over["ReplaceRanks"]
     play.stops()
 
@@ -167,31 +169,31 @@ def test_a_take_over_that_cannot_work_is_not_tried_again(stage: Stage, name: str
 def test_a_second_rank_lost_during_a_take_over_is_taken_over_too(stage: Stage) -> None:
     """It is decided anew: one incident, two take-overs, and rank 0 is where it was."""
     dies = "if order['do'] == 'regroup' and rank == 2 and order['generation'] == 2: os.kill(os.getpid(), 9)"
-    play = begun(stage, "twice", "--on", dies, nodes={"wanted": 3, "ranks": 1})
+    play = begun(stage, "twice", "--on", dies, nnodes=3, nproc_per_node=1)
     play.steps_to(10)
     before = play.pids()
     play.chaos.kill(1)
     recovered(play)
     goes_on(play)
     decisions = queries.decisions(stage.history, play.job.id)
-    assert [one.action for one in decisions] == ["take-over", "take-over"], play.log()
+    assert [one.action for one in decisions] == ["replace-ranks", "replace-ranks"], play.log()
     assert len(play.incidents()) == 1
     assert play.pids()[0] == before[0]
     play.stops()
 
 
 def test_ranks_whose_node_refused_them_are_placed_anew_with_the_one_it_refused_them_for(stage: Stage) -> None:
-    """The agent of node-0 is to promote its standby to rank 1 and to keep rank 0, which has just ended: it does neither."""
+    """The agent of node-0 is to promote its hot spare to rank 1 and to keep rank 0, which has just ended: it does neither."""
     dies = "if order['do'] == 'abandon' and rank == 0 and order['generation'] == 1: os.kill(os.getpid(), 9)"
-    play = begun(stage, "refused", "--on", dies, nodes={"wanted": 3, "ranks": 1, "standbys": 1})
+    play = begun(stage, "refused", "--on", dies, nnodes=3, nproc_per_node=1, hot_spares=1)
     stands_by(play)
-    assert list(standbys(play)) == ["node-0/0"]
+    assert list(hot_spares(play)) == ["node-0/0"]
     before = play.pids()
     play.chaos.kill(1)
     recovered(play)
     goes_on(play)
     decisions = queries.decisions(stage.history, play.job.id)
-    assert [one.action for one in decisions] == ["take-over", "take-over"], play.log()
+    assert [one.action for one in decisions] == ["replace-ranks", "replace-ranks"], play.log()
     assert play.pids()[2] == before[2]
     play.stops()
 
@@ -207,10 +209,10 @@ def moved(play: Play, *what: str) -> tuple[int, dict[str, Any]]:
 def test_ranks_move_to_another_node_while_training_goes_on(stage: Stage) -> None:
     """Rank 0, which hosts the store, leaves node-0 for the spare node; then a joiner that dies costs nothing but the move."""
     dies = "if order['do'] == 'prepare' and standby is not None and order['rank'] == 1: os._exit(1)"
-    play = begun(stage, "moves", "--on", dies, nodes=SPARE)
+    play = begun(stage, "moves", "--on", dies, **SPARE)
     stands_by(play)
     before = play.pids()
-    waiting = next(iter(standbys(play).values()))["pid"]
+    waiting = next(iter(hot_spares(play).values()))["pid"]
     status, told = moved(play, "--from", "node-0")
     assert (status, told["moved"]) == (0, True), f"{told}\n{play.log()}"
     goes_on(play)
@@ -230,13 +232,13 @@ def test_ranks_move_to_another_node_while_training_goes_on(stage: Stage) -> None
     play.stops()
 
 
-def test_a_flow_that_comes_later_takes_the_standbys_over_and_ends_what_another_began(stage: Stage) -> None:
+def test_a_flow_that_comes_later_takes_the_hot_spares_over_and_ends_what_another_began(stage: Stage) -> None:
     """It learns from agents and history what waits and who is what; a take-over that comes to nothing is followed by a restart."""
     stuck = "if order['do'] == 'regroup' and rank == 0 and order['generation'] == 3: time.sleep(600)"
-    play = begun(stage, "heirs", "--on", stuck, nodes=SPARE, deadlines={"take_over": "3s"})
+    play = begun(stage, "heirs", "--on", stuck, **SPARE, timeouts={"recovery": {"replace_ranks": "3s"}})
     stands_by(play)
     before = play.pids()
-    waiting = next(iter(standbys(play).values()))["pid"]
+    waiting = next(iter(hot_spares(play).values()))["pid"]
     play.dies()
     play = stage.again("heirs", play.spec)
     wait_until(
@@ -252,7 +254,7 @@ def test_a_flow_that_comes_later_takes_the_standbys_over_and_ends_what_another_b
     play = stage.again("heirs", play.spec)
     recovered(play, 2)
     goes_on(play)
-    assert [one.action for one in queries.decisions(stage.history, play.job.id)] == ["take-over", "take-over", "restart-in-place"], (
+    assert [one.action for one in queries.decisions(stage.history, play.job.id)] == ["replace-ranks", "replace-ranks", "restart-workers"], (
         play.log()
     )
     play.stops()
@@ -260,7 +262,7 @@ def test_a_flow_that_comes_later_takes_the_standbys_over_and_ends_what_another_b
 
 def test_a_flow_that_dies_in_any_state_of_a_takeover_is_replaced(stage: Stage) -> None:
     """The job goes on and every loss is answered; where nobody can say how far the take-over came, by a restart that says so."""
-    play = begun(stage, "dies", nodes=TWO, budget={"fruitless": 10})
+    play = begun(stage, "dies", **TWO, max_recoveries_without_progress=10)
     play.steps_to(10)
     for number, state in enumerate(("DIAGNOSING", "ISOLATING", "RESCHEDULING", "RESUMING"), 1):
         seen = len(queries.transitions(stage.history, play.job.id))
@@ -272,8 +274,8 @@ def test_a_flow_that_dies_in_any_state_of_a_takeover_is_replaced(stage: Stage) -
         goes_on(play)
     assert {one.kind for one in play.incidents()} == {"worker-sigkill"}, play.log()
     decisions = queries.decisions(stage.history, play.job.id)
-    assert {one.action for one in decisions} <= {"take-over", "restart-in-place"}
-    whys = [one.passed_over.get("ReplaceRanks", "") for one in decisions if one.action == "restart-in-place"]
+    assert {one.action for one in decisions} <= {"replace-ranks", "restart-workers"}
+    whys = [one.passed_over.get("ReplaceRanks", "") for one in decisions if one.action == "restart-workers"]
     assert all("the flow" in why for why in whys), whys
     play.stops()
 
@@ -281,9 +283,9 @@ def test_a_flow_that_dies_in_any_state_of_a_takeover_is_replaced(stage: Stage) -
 def test_a_restart_after_two_ranks_came_to_one_node_starts_them_all(stage: Stage) -> None:
     """The only node that is left holds both after a take-over; when it cannot go on so, both are started anew, on two nodes again."""
     stuck = "if order['do'] == 'regroup' and order['generation'] == 3: line.report('recovery-failed', generation=3, why='no copy')"
-    play = begun(stage, "crowded", "--on", stuck, nodes={"wanted": 2, "ranks": 1, "standbys": 1})
+    play = begun(stage, "crowded", "--on", stuck, nnodes=2, nproc_per_node=1, hot_spares=1)
     stands_by(play)
-    home = next(iter(standbys(play))).partition("/")[0]
+    home = next(iter(hot_spares(play))).partition("/")[0]
     (away,) = (rank for rank, placed in play.chaos.ranks().items() if placed.node != home)
     play.chaos.kill(away)
     recovered(play)
@@ -292,6 +294,6 @@ def test_a_restart_after_two_ranks_came_to_one_node_starts_them_all(stage: Stage
     play.chaos.kill(away)
     recovered(play, 2)
     goes_on(play)
-    assert [one.action for one in queries.decisions(stage.history, play.job.id)][-1] == "restart-in-place", play.log()
+    assert [one.action for one in queries.decisions(stage.history, play.job.id)][-1] == "restart-workers", play.log()
     assert sorted(newest(play).ranks.values()) == [[0], [1]], play.log()
     play.stops()

@@ -23,7 +23,7 @@ def test_what_nothing_knows_is_kept_with_its_context_and_a_sick_node_is_left(sta
     log = tmp_path / "kern.log"
     log.write_text(BOOTED)
     stage.environment["HOLDFAST_KERNEL_LOG"] = str(log)
-    play = stage.play("verdicts", args=["--steps", "400", "--each", ENDS], nodes={"wanted": 1, "ranks": 1, "spare": 1})
+    play = stage.play("verdicts", args=["--steps", "400", "--each", ENDS], nnodes=1, nproc_per_node=1, spare_nodes=1)
     play.reaches("RUNNING")
     wait_until(partial(play.saw, 1), seconds=40, explain=play.log)
     wait_until(lambda: play.incidents()[0].outcome, seconds=40, explain=play.log)
@@ -41,13 +41,13 @@ def test_what_nothing_knows_is_kept_with_its_context_and_a_sick_node_is_left(sta
     play.ends()
 
     first, second = play.incidents()
-    assert (first.kind, first.action) == ("worker-exit-code", "restart-in-place")
+    assert (first.kind, first.action) == ("worker-exit-code", "restart-workers")
     (unknown,) = faults(play, "unknown")
     assert (unknown.incident_id, unknown.rank, unknown.root) == (first.id, 0, False)
     assert "flux capacitor 12 out of phase" in unknown.evidence["detail"]
     assert "status 37" in unknown.evidence["detail"]
 
-    assert (second.kind, second.subject, second.action) == ("gpu-memory-double-bit", "node node-0", "replace-node")
+    assert (second.kind, second.target, second.action) == ("gpu-memory-double-bit", "node node-0", "replace-node")
     told = {(one.node, one.incident_id, one.root) for one in faults(play, "gpu-memory-double-bit")}
     assert ("node-0", second.id, True) in told, told
     weighed = verdict(play, second.id).candidates

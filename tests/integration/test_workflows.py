@@ -71,7 +71,7 @@ def test_the_example_workflow_trains_evaluates_and_publishes_through_a_killed_ra
 
     job = queries.newest_job(history, "flowing")
     (incident,) = queries.incidents(history, job.id)
-    assert (incident.kind, incident.outcome, incident.subject) == ("worker-sigkill", "recovered", f"rank 1 on {victim.node}")
+    assert (incident.kind, incident.outcome, incident.target) == ("worker-sigkill", "recovered", f"rank 1 on {victim.node}")
 
     (page,) = asked(prefect_server, "artifacts/filter", artifacts={"key": {"any_": ["flowing-published"]}})
     assert f"| Step | {STEPS} |" in page["data"]
@@ -113,14 +113,14 @@ def job(name, code):
 
 @flow(retries=0)
 def uses_all_blocks():
-    quick = {"disk_size": "4MiB", "network_size": "1MiB", "memory_most": "8MiB", "torch": False, "nice": 0}
+    quick = {"disk_size": "4MiB", "network_size": "1MiB", "max_memory": "8MiB", "torch": False, "nice": 0}
     def cluster(disk):
-        limits = {"disk": disk, "network": 0, "latency": 0}
-        return cluster_of({"name": "blocks", "nodes": 2, "burn_in": {**quick, "limits": limits}})
+        limits = {"min_disk_bandwidth": disk, "min_network_bandwidth": 0, "max_latency": 0}
+        return cluster_of({"name": "blocks", "nodes": 2, "burn_in": {**quick, "thresholds": limits}})
     two = cluster(0)
     found["probed"] = [one.node for one in probe_cluster(two).nodes]
     found["burned in"] = [[one.node, one.outcome, one.state] for one in burn_in_nodes(two, ["node-0"], seconds=0.05).nodes]
-    refused("burn-in", lambda: burn_in_nodes(cluster(1e9), ["node-0"], seconds=0.05))
+    refused("burn-in", lambda: burn_in_nodes(cluster("1000TB"), ["node-0"], seconds=0.05))
     refused("stranger", lambda: burn_in_nodes(two, ["node-7"], seconds=0.05))
     LocalNodes.of(two).power_off("node-1")
     refused("probe", lambda: probe_cluster(two, min_healthy=2))

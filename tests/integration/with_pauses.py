@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 EVALUATION, SAVE = 12, 18
 """Optimizer steps after which they come."""
 USUAL = 2.0
-"""A shorter silence is never reported (seconds, `limits.hang_least`)."""
+"""A shorter silence is never reported (seconds, `timeouts.hang_min`)."""
 
 ends: list[float] = []
 due = dict.fromkeys((EVALUATION, SAVE), True)

@@ -9,16 +9,16 @@ import pytest
 
 from detectors.catalogue import Fault, RecommendedAction, RecommendedActions
 from policies.case import Case, Pass, RecoveryAction
-from policies.escalation import GoBack
+from policies.escalation import RollBack
 from policies.policy import NAMED, Policy
 from tests.policies.cases import NOW, a_case, a_recovery
 
 
 def lost_at(step: int, *before: int, **facts: Any) -> Case:
     """Return a case of a loss that is lost since *step*, after the job went back for the like at the steps *before*."""
-    past = tuple(replace(a_recovery(RecoveryAction.GO_BACK, None, NOW - 60), step=one, kind="loss-lost") for one in before)
-    case = a_case("loss-lost", None, past=past, **facts)
-    root = Fault(kind="loss-lost", at=NOW - 1, step=step, quote="no number since")
+    past = tuple(replace(a_recovery(RecoveryAction.ROLLBACK, None, NOW - 60), step=one, kind="loss-diverged") for one in before)
+    case = a_case("loss-diverged", None, past=past, **facts)
+    root = Fault(kind="loss-diverged", at=NOW - 1, step=step, quote="no number since")
     return replace(case, diagnosis=replace(case.diagnosis, root=root))
 
 
@@ -26,28 +26,28 @@ def lost_at(step: int, *before: int, **facts: Any) -> Case:
 def test_each_policy_goes_back_twice_and_then_stops_with_the_reason(name: str) -> None:
     """The state after the step before may be spoiled already: its loss was the last number."""
     first = NAMED[name].decide(lost_at(77)).decision
-    assert (first.action, first.before, first.skip) == (RecoveryAction.GO_BACK, 76, ())
+    assert (first.action, first.before, first.skip) == (RecoveryAction.ROLLBACK, 76, ())
     assert "with the same data" in first.reason
     second = NAMED[name].decide(lost_at(80, 77)).decision
-    assert (second.action, second.before, second.skip) == (RecoveryAction.GO_BACK, 79, (79, 80))
+    assert (second.action, second.before, second.skip) == (RecoveryAction.ROLLBACK, 79, (79, 80))
     assert "without the batches of 79 and 80" in second.reason
     third = NAMED[name].decide(lost_at(78, 77, 80)).decision
-    assert third.action is RecoveryAction.GIVE_UP
+    assert third.action is RecoveryAction.FAIL
     assert "happened again after 2 restore(s)" in third.reason
 
 
 def test_a_distant_step_is_another_problem_and_the_policy_sets_the_numbers() -> None:
     """Two such losses far apart have nothing to do with each other."""
-    policy = Policy(name="p", bad_loss=GoBack(same_data=0, without_batch=1, near=10))
+    policy = Policy(name="p", diverged_loss=RollBack(retries_with_same_data=0, retries_without_batches=1, max_step_gap=10))
     assert policy.decide(lost_at(77)).decision.skip == (76, 77)
     assert policy.decide(lost_at(300, 77)).decision.skip == (299, 300)
-    assert policy.decide(lost_at(80, 77)).decision.action is RecoveryAction.GIVE_UP
+    assert policy.decide(lost_at(80, 77)).decision.action is RecoveryAction.FAIL
     assert policy.decide(lost_at(1)).decision.before == 1
 
 
 def test_levels_say_whether_anything_is_done() -> None:
     """As a user's error the job stops at once; a lost node comes first."""
-    stops = replace(NAMED["balanced"], recommended_actions={"loss-lost": RecommendedAction.USER_ERROR})
-    assert stops.decide(lost_at(77)).decision.action is RecoveryAction.GIVE_UP
-    assert not RecommendedActions(changed={"loss-lost": RecommendedAction.MONITOR}).needs_action(lost_at(77).diagnosis.root)
-    assert isinstance(GoBack()(lost_at(77, lost="a")), Pass)
+    stops = replace(NAMED["balanced"], recommended_actions={"loss-diverged": RecommendedAction.USER_ERROR})
+    assert stops.decide(lost_at(77)).decision.action is RecoveryAction.FAIL
+    assert not RecommendedActions(changed={"loss-diverged": RecommendedAction.MONITOR}).needs_action(lost_at(77).diagnosis.root)
+    assert isinstance(RollBack()(lost_at(77, lost="a")), Pass)

@@ -121,7 +121,7 @@ def test_a_record_without_a_case_is_refused_with_the_reason(spoilt: Any, why: st
 
 def test_a_wrong_value_is_refused() -> None:
     """A number where a name belongs would only be found by a rule, or by nobody."""
-    record = through_json(to_record(a_case(tried=(RecoveryAction.SHRINK,))))
+    record = through_json(to_record(a_case(tried=(RecoveryAction.SHRINK_RESTART,))))
     for name, value in (("members", [1]), ("tried", ["fly"]), ("least", "two")):
         with pytest.raises(UnreadableCase):
             from_record({**record, "case": {**record["case"], name: value}})

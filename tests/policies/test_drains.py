@@ -33,9 +33,9 @@ CAN = DrainView(now=NOW, room=True, save=30.0)
         (DRAIN, replace(CAN, blocked_reason="the groups are not Holdfast's own"), DrainAction.STAY, "the groups are not Holdfast's own"),
         (
             DRAIN,
-            replace(CAN, tried=NOW - 1, outcome="standby 3 is lost"),
+            replace(CAN, tried=NOW - 1, outcome="hot spare 3 is lost"),
             DrainAction.STAY,
-            "a migration failed: standby 3 is lost",
+            "a migration failed: hot spare 3 is lost",
         ),
         (DRAIN, replace(CAN, tried=NOW - AGAIN), DrainAction.MOVE, "new fan"),
         (DRAIN, replace(CAN, now=NOW + 559), DrainAction.MOVE, "new fan"),
@@ -84,7 +84,7 @@ def test_a_drained_node_is_left_and_not_isolated() -> None:
     """With a spare it is replaced; without one the job goes on smaller where it may, or waits: nobody need be asked."""
     for facts, action, drop in (
         ({"spares": ("s",), "least": 3}, RecoveryAction.REPLACE_NODE, ("a",)),
-        ({"least": 2}, RecoveryAction.SHRINK, ("a",)),
+        ({"least": 2}, RecoveryAction.SHRINK_RESTART, ("a",)),
         ({"least": 3, "approval_possible": True}, RecoveryAction.WAIT_FOR_CAPACITY, ("a",)),
     ):
         case = a_case("node-leaving", "a", **facts)

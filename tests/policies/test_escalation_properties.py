@@ -57,7 +57,7 @@ def cases(draw: st.DrawFn) -> Case:
         blocked_reason=draw(st.sampled_from(["", "its groups are not ours"])),
         ranks=ranks,
         dead=frozenset(draw(st.sets(st.sampled_from(sorted(home)), max_size=2))),
-        standbys=tuple(
+        hot_spares=tuple(
             HotSpare(id=number, node=node, role=draw(st.sampled_from([None, 0, 1])))
             for number, node in enumerate(draw(st.lists(st.sampled_from(NODES), max_size=4)))
         ),
@@ -69,7 +69,11 @@ def cases(draw: st.DrawFn) -> Case:
         recommended_actions=RecommendedActions(
             changed=draw(st.dictionaries(st.sampled_from(sorted(CATALOGUE)), st.sampled_from(RecommendedAction), max_size=3))
         ),
-        budget=RecoveryBudget(in_place=draw(st.integers(0, 3)), recoveries=draw(st.integers(0, 20)), fruitless=draw(st.integers(1, 5))),
+        budget=RecoveryBudget(
+            max_restarts_in_place=draw(st.integers(0, 3)),
+            max_recoveries=draw(st.integers(0, 20)),
+            max_recoveries_without_progress=draw(st.integers(1, 5)),
+        ),
     )
 
 
@@ -101,7 +105,7 @@ def test_no_decision_goes_below_the_minimum_unless_it_waits_or_fails_the_job(pol
     left = len(members_after(case.members, decision))
     if decision.action is RecoveryAction.WAIT_FOR_CAPACITY:
         assert max(left, case.least - 1) < decision.need <= len(case.members)
-    elif decision.action not in (RecoveryAction.GIVE_UP, RecoveryAction.TAKE_OVER, RecoveryAction.ASK_A_PERSON):
+    elif decision.action not in (RecoveryAction.FAIL, RecoveryAction.REPLACE_RANKS, RecoveryAction.REQUEST_APPROVAL):
         assert left >= case.least
 
 
@@ -110,7 +114,7 @@ def test_no_rank_stays_on_an_unfit_node(policy: str, case: Case) -> None:
     """Lost nodes and those that a fault asks to leave, unless it is excused, are out in every decision that goes on."""
     answer = decide(POLICIES[policy], case)
     case, decision = answer.case, answer.decision
-    if decision.action not in (RecoveryAction.GIVE_UP, RecoveryAction.ASK_A_PERSON):
+    if decision.action not in (RecoveryAction.FAIL, RecoveryAction.REQUEST_APPROVAL):
         assert not (set(case.lost) | set(case.unfit)) & set(members_after(case.members, decision))
 
 
@@ -120,25 +124,25 @@ def test_an_action_does_what_its_name_says(policy: str, case: Case) -> None:
     decision = decide(POLICIES[policy], case).decision
     left = len(members_after(case.members, decision))
     widths = {
-        RecoveryAction.TAKE_OVER: not decision.add,
-        RecoveryAction.RESTART_IN_PLACE: not decision.drop and not decision.add,
-        RecoveryAction.GO_BACK: not decision.drop and not decision.add and decision.before > 0,
+        RecoveryAction.REPLACE_RANKS: not decision.add,
+        RecoveryAction.RESTART_WORKERS: not decision.drop and not decision.add,
+        RecoveryAction.ROLLBACK: not decision.drop and not decision.add and decision.before > 0,
         RecoveryAction.REPLACE_NODE: bool(decision.drop) and left == len(case.members),
-        RecoveryAction.SHRINK: left < len(case.members),
-        RecoveryAction.ASK_A_PERSON: bool(decision.drop) and not decision.add,
+        RecoveryAction.SHRINK_RESTART: left < len(case.members),
+        RecoveryAction.REQUEST_APPROVAL: bool(decision.drop) and not decision.add,
         RecoveryAction.WAIT_FOR_CAPACITY: bool(decision.drop),
-        RecoveryAction.GIVE_UP: not decision.drop and not decision.add,
+        RecoveryAction.FAIL: not decision.drop and not decision.add,
     }
     assert widths[decision.action]
-    assert not decision.rotate or decision.action is RecoveryAction.RESTART_IN_PLACE
-    assert (decision.need > 0) is (decision.action in (RecoveryAction.WAIT_FOR_CAPACITY, RecoveryAction.ASK_A_PERSON))
+    assert not decision.rotate or decision.action is RecoveryAction.RESTART_WORKERS
+    assert (decision.need > 0) is (decision.action in (RecoveryAction.WAIT_FOR_CAPACITY, RecoveryAction.REQUEST_APPROVAL))
 
 
 @given(A_POLICY, cases())
 def test_approval_is_requested_for_unhealthy_nodes_that_work_and_only_where_it_decides(policy: str, case: Case) -> None:
     """Without them the job cannot go on, with them it could; nobody is asked twice, nor for what is lost anyway."""
     decision = decide(POLICIES[policy], case).decision
-    if decision.action is not RecoveryAction.ASK_A_PERSON:
+    if decision.action is not RecoveryAction.REQUEST_APPROVAL:
         return
     assert case.approval_possible
     assert set(decision.drop) <= case.leaving - case.lost - case.approved
@@ -147,7 +151,7 @@ def test_approval_is_requested_for_unhealthy_nodes_that_work_and_only_where_it_d
     assert without < case.least <= without + len(decision.drop)
     assert went <= case.lost | case.approved
     again = decide(POLICIES[policy], replace(case, approved=case.approved | set(decision.drop))).decision
-    assert again.action is not RecoveryAction.ASK_A_PERSON
+    assert again.action is not RecoveryAction.REQUEST_APPROVAL
 
 
 @given(A_POLICY, cases())
@@ -156,28 +160,28 @@ def test_a_rung_that_failed_is_not_tried_again_while_no_node_was_lost(policy: st
     answer = decide(POLICIES[policy], case)
     if answer.rule == repr(RestartAgain()):
         others = tuple(rule for rule in POLICIES[policy] if not isinstance(rule, RestartAgain))
-        assert decide(others, case).decision.action is RecoveryAction.GIVE_UP
+        assert decide(others, case).decision.action is RecoveryAction.FAIL
         return
     decision = answer.decision
-    assert case.lost or decision.action not in case.tried or (decision.action is RecoveryAction.TAKE_OVER and decision.seats)
+    assert case.lost or decision.action not in case.tried or (decision.action is RecoveryAction.REPLACE_RANKS and decision.seats)
 
 
 @given(A_POLICY, cases())
 def test_replace_ranks_replaces_exactly_the_unhealthy_ranks(policy: str, case: Case) -> None:
-    """Somebody lives on; each unhealthy rank has one place, on a node that can hold it; no standby becomes two ranks."""
+    """Somebody lives on; each unhealthy rank has one place, on a node that can hold it; no hot spare becomes two ranks."""
     answer = decide(POLICIES[policy], case)
     case, decision = answer.case, answer.decision
-    if decision.action is not RecoveryAction.TAKE_OVER:
+    if decision.action is not RecoveryAction.REPLACE_RANKS:
         assert not decision.seats
         return
     assert not case.blocked_reason
     ranks = {rank for held in case.ranks.values() for rank in held}
     assert {seat.rank for seat in decision.seats} == unhealthy_ranks(case) < ranks
     assert not {seat.node for seat in decision.seats} & case.leaving
-    used = [seat.standby for seat in decision.seats if seat.standby is not None]
+    used = [seat.hot_spare for seat in decision.seats if seat.hot_spare is not None]
     assert len(set(used)) == len(used)
-    nodes = {one.id: one.node for one in case.standbys}
-    assert all(nodes[seat.standby] == seat.node for seat in decision.seats if seat.standby is not None)
+    nodes = {one.id: one.node for one in case.hot_spares}
+    assert all(nodes[seat.hot_spare] == seat.node for seat in decision.seats if seat.hot_spare is not None)
     after = membership_after({node: list(held) for node, held in case.ranks.items()}, decision.seats)
     assert sorted(rank for held in after.values() for rank in held) == sorted(ranks)
     assert not set(after) & case.leaving
@@ -187,7 +191,7 @@ def test_replace_ranks_replaces_exactly_the_unhealthy_ranks(policy: str, case: C
 def test_a_spent_budget_ends_every_job(policy: str, case: Case) -> None:
     """Whatever the reason, lost nodes included."""
     decision = decide(POLICIES[policy], case).decision
-    assert len(case.recent()) < case.budget.recoveries or decision.action is RecoveryAction.GIVE_UP
+    assert len(case.recent()) < case.budget.max_recoveries or decision.action is RecoveryAction.FAIL
 
 
 @given(st.permutations(sorted(POLICIES)), cases())
@@ -222,7 +226,7 @@ def survived(policy: str, faults: list[tuple[str, int | None, bool]], *, in_one_
         )
         decision = decide(POLICIES[policy], case).decision
         decisions.append(decision)
-        if decision.action is RecoveryAction.GIVE_UP:
+        if decision.action is RecoveryAction.FAIL:
             return decisions
         past.append(PastRecovery(at=now, action=decision.action, node=node, made_progress=False))
         tried = [*tried, decision.action] if in_one_incident and not lost else []
@@ -253,16 +257,16 @@ def test_a_job_that_only_fails_ends_within_its_budget(
 ) -> None:
     """Whatever fails, and however often nodes are lost and come back: the budget of recoveries is the bound."""
     decisions = survived(policy, faults, in_one_incident=in_one_incident, seconds=seconds)
-    assert decisions[-1].action is RecoveryAction.GIVE_UP
-    assert len(decisions) <= RecoveryBudget().recoveries + 1
+    assert decisions[-1].action is RecoveryAction.FAIL
+    assert len(decisions) <= RecoveryBudget().max_recoveries + 1
 
 
 @given(A_POLICY, st.sampled_from(["worker-sigkill", "worker-exception", "job-hang", "recovery-overrun"]), st.booleans())
 def test_a_script_that_always_dies_fails_the_job_after_a_few_recoveries(policy: str, kind: str, in_one_incident: bool) -> None:  # noqa: FBT001
     """Without a lost node the recoveries that bring nothing are counted, hours apart or not; a spare is tried before the end."""
     decisions = survived(policy, [(kind, 0, False)], in_one_incident=in_one_incident, seconds=7200.0)
-    assert decisions[-1].action is RecoveryAction.GIVE_UP
-    assert len(decisions) <= RecoveryBudget().fruitless + 2
+    assert decisions[-1].action is RecoveryAction.FAIL
+    assert len(decisions) <= RecoveryBudget().max_recoveries_without_progress + 2
     assert sum(decision.action is RecoveryAction.REPLACE_NODE for decision in decisions) >= 1
 
 
@@ -272,4 +276,4 @@ def test_a_rack_that_goes_dark_node_by_node_does_not_end_the_job(policy: str) ->
     dark = [("node-lost", 0, True)] * 4
     actions = [decision.action for decision in survived(policy, [*dark, ("user-error", 0, False)], in_one_incident=True, seconds=5.0)]
     assert len(actions) == 5
-    assert RecoveryAction.GIVE_UP not in actions[:4]
+    assert RecoveryAction.FAIL not in actions[:4]

@@ -15,8 +15,10 @@ from policies.maintenance import MaintenanceWindow, planned_outage
 BEGINS = datetime(2026, 12, 1, 22, 0, tzinfo=UTC)
 AT = BEGINS.timestamp()
 HOUR = 3600.0
-ONCE = MaintenanceWindow(nodes=frozenset({"a"}), begins=BEGINS, lasts=timedelta(hours=4), ahead=timedelta(minutes=30), reason="firmware")
-WEEKLY = MaintenanceWindow(nodes=frozenset({"a", "b"}), begins=BEGINS, lasts=timedelta(hours=2), every=timedelta(days=7))
+ONCE = MaintenanceWindow(
+    nodes=frozenset({"a"}), start=BEGINS, duration=timedelta(hours=4), lead_time=timedelta(minutes=30), reason="firmware"
+)
+WEEKLY = MaintenanceWindow(nodes=frozenset({"a", "b"}), start=BEGINS, duration=timedelta(hours=2), interval=timedelta(days=7))
 
 
 @pytest.fixture
@@ -36,7 +38,7 @@ def test_a_node_is_closed_from_some_time_before_its_window_until_its_end(now: fl
     """And no other node is."""
     found = planned_outage([ONCE], "a", now)
     assert (found is not None) == is_closed
-    assert found is None or (found.begins, found.ends, found.reason) == (AT, AT + 4 * HOUR, "firmware")
+    assert found is None or (found.start, found.ends, found.reason) == (AT, AT + 4 * HOUR, "firmware")
     assert planned_outage([ONCE], "b", now) is None
 
 
@@ -45,7 +47,7 @@ def test_the_next_one_is_known_long_before() -> None:
     assert planned_outage([ONCE], "a", AT - 1e6) is None
     told = planned_outage([WEEKLY, ONCE], "b", AT + 86_400, soon=False)
     assert told is not None
-    assert told.begins == AT + 7 * 86_400
+    assert told.start == AT + 7 * 86_400
     both = planned_outage([WEEKLY, ONCE], "a", AT + 3 * HOUR, soon=False)
     assert both is not None
     assert both.reason == "firmware"
@@ -70,9 +72,9 @@ def test_one_without_a_zone_stays_at_its_hour_when_the_clocks_change() -> None:
     """A week of the last Sunday in March has an hour less."""
     nightly = MaintenanceWindow(
         nodes=frozenset({"a"}),
-        begins=datetime(2026, 3, 26, 22, 0),  # noqa: DTZ001 (that is the point)
-        lasts=timedelta(hours=1),
-        every=timedelta(days=1),
+        start=datetime(2026, 3, 26, 22, 0),  # noqa: DTZ001 (that is the point)
+        duration=timedelta(hours=1),
+        interval=timedelta(days=1),
     )
     winter, summer = (datetime(2026, 3, day, 12, 0).timestamp() for day in (27, 30))  # noqa: DTZ001
     for now in (winter, summer):

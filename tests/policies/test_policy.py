@@ -25,36 +25,36 @@ def test_a_level_acts_wherever_a_rule_reads_one() -> None:
     killer = Policy(name="p", recommended_actions={"worker-sigkill": RecommendedAction.EVICT})
     assert killer.decide(a_case(spares=("s",))).decision.drop == ("a",)
     calm = Policy(name="p", recommended_actions={"gpu-off-bus": RecommendedAction.RESTART})
-    assert calm.decide(a_case("gpu-off-bus", spares=("s",))).decision.action is RecoveryAction.RESTART_IN_PLACE
+    assert calm.decide(a_case("gpu-off-bus", spares=("s",))).decision.action is RecoveryAction.RESTART_WORKERS
     reset = Policy(name="p", recommended_actions={"gpu-off-bus": RecommendedAction.RESET_GPU})
     assert reset.decide(a_case("gpu-off-bus")).decision.action is RecoveryAction.WAIT_FOR_CAPACITY
     again = Policy(name="p", recommended_actions={"cuda-uncorrectable-ecc": RecommendedAction.RESTART})
-    assert again.decide(a_case("cuda-uncorrectable-ecc")).decision.action is RecoveryAction.RESTART_IN_PLACE
+    assert again.decide(a_case("cuda-uncorrectable-ecc")).decision.action is RecoveryAction.RESTART_WORKERS
     assert reset.decide(a_case("gpu-off-bus", spares=("s",))).decision.drop == ("a",)
     strict = Policy(name="p", recommended_actions={"worker-sigkill": RecommendedAction.USER_ERROR})
-    assert strict.decide(a_case(spares=("s",))).decision.action is RecoveryAction.GIVE_UP
+    assert strict.decide(a_case(spares=("s",))).decision.action is RecoveryAction.FAIL
 
 
 def test_the_budget_is_the_policys_not_the_cases() -> None:
     """A case of another policy can be decided by this one."""
-    case = a_case(past=(a_recovery(),), spares=("s",), budget=RecoveryBudget(in_place=9))
-    assert Policy(name="p", budget=RecoveryBudget(in_place=1)).decide(case).decision.action is RecoveryAction.REPLACE_NODE
+    case = a_case(past=(a_recovery(),), spares=("s",), budget=RecoveryBudget(max_restarts_in_place=9))
+    assert Policy(name="p", budget=RecoveryBudget(max_restarts_in_place=1)).decide(case).decision.action is RecoveryAction.REPLACE_NODE
 
 
 def test_only_rungs_that_are_listed_are_tried_in_their_order() -> None:
     """Giving up comes last by itself."""
     only = Policy(name="p", order=(RecoveryAction.REPLACE_NODE,))
     assert only.decide(a_case(spares=("s",))).decision.action is RecoveryAction.REPLACE_NODE
-    assert only.decide(a_case()).decision.action is RecoveryAction.GIVE_UP
-    first = Policy(name="p", order=(RecoveryAction.REPLACE_NODE, RecoveryAction.RESTART_IN_PLACE))
-    assert first.decide(a_case("worker-peer-lost", spares=("s",))).decision.action is RecoveryAction.RESTART_IN_PLACE, (
+    assert only.decide(a_case()).decision.action is RecoveryAction.FAIL
+    first = Policy(name="p", order=(RecoveryAction.REPLACE_NODE, RecoveryAction.RESTART_WORKERS))
+    assert first.decide(a_case("worker-peer-lost", spares=("s",))).decision.action is RecoveryAction.RESTART_WORKERS, (
         "an echo gets its restart first"
     )
 
 
 def test_a_job_that_must_not_shrink_waits_for_its_full_width() -> None:
     """Fewer nodes are no answer where the policy has no such action."""
-    never = Policy(name="p", order=tuple(action for action in ORDERS["balanced"] if action is not RecoveryAction.SHRINK))
+    never = Policy(name="p", order=tuple(action for action in ORDERS["balanced"] if action is not RecoveryAction.SHRINK_RESTART))
     decision = never.decide(a_case("node-lost", lost="a", least=1)).decision
     assert (decision.action, decision.need) == (RecoveryAction.WAIT_FOR_CAPACITY, 3)
 
@@ -62,5 +62,7 @@ def test_a_job_that_must_not_shrink_waits_for_its_full_width() -> None:
 def test_every_rung_that_brings_ranks_back_has_a_deadline() -> None:
     """After a wait the job has as long as after a replacement."""
     deadlines = replace(PolicyTimeouts(), replace_node=7.0)
-    assert all(deadlines.of(action) > 0 for action in RecoveryAction if action not in {RecoveryAction.GIVE_UP, RecoveryAction.ASK_A_PERSON})
+    assert all(
+        deadlines.of(action) > 0 for action in RecoveryAction if action not in {RecoveryAction.FAIL, RecoveryAction.REQUEST_APPROVAL}
+    )
     assert deadlines.of(RecoveryAction.WAIT_FOR_CAPACITY) == 7.0

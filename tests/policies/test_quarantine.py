@@ -71,7 +71,7 @@ def test_a_cordon_names_all_its_faults() -> None:
     out = done(quarantine(FRESH, word(1.0, faults=(gpu,), evidence=("gpu-off-bus",)), WARD))
     assert isinstance(quarantine(out, word(2.0, faults=(gpu,)), WARD), OutOfDate)
     both = done(quarantine(out, word(3.0, faults=(disk,), evidence=("smart-failed",)), WARD))
-    assert (both.state, len(both.holds), both.moves) == (NodeState.QUARANTINED, 1, out.moves)
+    assert (both.state, len(both.holds), both.transitions) == (NodeState.QUARANTINED, 1, out.transitions)
     assert (both.holds[0].faults, both.holds[0].evidence) == ((gpu, disk), ("gpu-off-bus", "smart-failed"))
     tested = done(begin_burn_in(both, word(4.0), 1, seconds=60.0))
     failed = done(quarantine(tested, word(5.0, faults=(link,)), WARD))
@@ -94,7 +94,7 @@ def test_a_suspicion_expires() -> None:
     assert settle(once, 10.0 + Rules().doubt_window - 1, Rules()) is None
     cleared = settle(once, 10.0 + Rules().doubt_window, Rules())
     assert cleared is not None
-    assert (cleared.node.state, cleared.moves[0].event) == (NodeState.HEALTHY, "cleared")
+    assert (cleared.node.state, cleared.transitions[0].event) == (NodeState.HEALTHY, "cleared")
 
 
 def test_a_repeated_offender_stays_out_twice_as_long_and_is_retired_at_last() -> None:
@@ -239,8 +239,8 @@ def test_the_reason_names_owner_number_and_cure() -> None:
         ("worker-sigkill", None),
         ("worker-exception", None),
         ("worker-oom-killed", False),
-        ("node-severed", True),
-        ("node-apart", False),
+        ("node-partitioned", True),
+        ("pairwise-partition", False),
     ],
 )
 def test_a_node_answers_for_its_own_faults_and_not_for_having_ended(kind: str, severe: bool | None) -> None:  # noqa: FBT001
@@ -269,7 +269,7 @@ def test_a_lost_node_whose_gpu_fell_off_before_answers_for_that() -> None:
 def test_correlated_faults_count_against_no_node_and_recurring_ones_against_theirs() -> None:
     """What the rules of the policy noted counts; so do the levels of a policy file."""
     told = a_case("gpu-off-bus", "a")
-    assert find_node_faults(replace(told, common=frozenset({"gpu-off-bus"})), ("a",)) == []
+    assert find_node_faults(replace(told, correlated=frozenset({"gpu-off-bus"})), ("a",)) == []
     soft = replace(told, recommended_actions=RecommendedActions(changed={"gpu-off-bus": RecommendedAction.MONITOR}))
     assert [one.severe for one in find_node_faults(soft, ("a",))] == [False]
     worn = replace(soft, worn=frozenset({"a"}), notes=("gpu-off-bus for time 4 within 86400 s on a: too often, the node is replaced",))

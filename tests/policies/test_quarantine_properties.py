@@ -36,7 +36,7 @@ A_NUMBER = st.integers(0, 12)
 """Of a hold or a burn-in: open, closed, or never given."""
 AN_OUTCOME = st.sampled_from([True, False, None])
 """Of a burn-in: passed, failed, could not be made."""
-RULES = Rules(share=0.4, doubts=2, doubt_window=50.0, cool=10.0, retire=3, failures=2, window=200.0)
+RULES = Rules(max_unavailable=0.4, doubts=2, doubt_window=50.0, cool=10.0, retire=3, failures=2, window=200.0)
 KEPT = frozenset({CordonKind.QUARANTINE, CordonKind.UNTESTED, CordonKind.RETIREMENT})
 
 
@@ -71,7 +71,7 @@ class Wards(RuleBasedStateMachine):
         while (done := needs_action.settle(self.read(name), self.now, RULES)) is not None:
             self.moves_are_listed(self.read(name), done)
             self.nodes[name] = done.node
-            moves += len(done.moves)
+            moves += len(done.transitions)
         return moves
 
     # -- what must never happen -----------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class Wards(RuleBasedStateMachine):
         if before.is_isolated and not after.is_isolated:
             assert rights, "it came back, and nobody had a right to bring it back"
         if not person and self.isolated() > out:
-            assert self.isolated() <= max(1, int(RULES.share * len(NAMES))), "a program took out more than its share"
+            assert self.isolated() <= max(1, int(RULES.max_unavailable * len(NAMES))), "a program took out more than its share"
         return answer
 
     def isolated(self) -> int:
@@ -102,10 +102,10 @@ class Wards(RuleBasedStateMachine):
 
     def moves_are_listed(self, before: Node, done: CordonChanged) -> None:
         """Every move is one of the table, and explains the state that the node is in now."""
-        assert [(one.before, one.after) for one in done.moves] == (
+        assert [(one.before, one.after) for one in done.transitions] == (
             [(before.state, done.node.state)] if before.state is not done.node.state else []
         )
-        assert all(NODE_MOVES[one.before, one.event] is one.after and one.reason for one in done.moves)
+        assert all(NODE_MOVES[one.before, one.event] is one.after and one.reason for one in done.transitions)
 
     def no_hold_is_lost(self, before: Node, after: Node, lifts: frozenset[int]) -> None:
         """See that a hold which keeps a node out goes only by a word that may lift it, or into a stronger one of a program."""
@@ -119,7 +119,7 @@ class Wards(RuleBasedStateMachine):
     def counters_never_fall(self, before: Node, after: Node, moves: int | None = None) -> None:
         """No number is given twice, and nothing that was counted is forgotten."""
         assert after.number >= before.number
-        assert after.moves == before.moves + ((before.state is not after.state) if moves is None else moves)
+        assert after.transitions == before.transitions + ((before.state is not after.state) if moves is None else moves)
         assert after.doubts[: len(before.doubts)] == before.doubts
         assert after.quarantines[: len(before.quarantines)] == before.quarantines
         assert after.failures[: len(before.failures)] == before.failures

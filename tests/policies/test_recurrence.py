@@ -52,15 +52,15 @@ def test_a_fault_on_three_nodes_is_attributed_to_none() -> None:
     after = noted(ExcuseWhenCorrelated(), case)
     assert (after.unfit, after.bad) == ((), ())
     decision = decided("balanced", case)
-    assert decision.action is RecoveryAction.RESTART_IN_PLACE
+    assert decision.action is RecoveryAction.RESTART_WORKERS
     assert "gpu-off-bus came on 3 nodes (a, x, y) within 600 s: attributed to none of them" in decision.reason
-    assert decided("aggressive", case).action is RecoveryAction.RESTART_IN_PLACE
+    assert decided("aggressive", case).action is RecoveryAction.RESTART_WORKERS
 
 
 def test_faults_of_one_incident_count_as_well() -> None:
     """Three nodes that fail at once are as many as three that fail one after the other."""
     case = a_case("gpu-off-bus", "a", ("gpu-off-bus", "b"), ("gpu-off-bus", "c"), spares=("s", "t", "u"))
-    assert noted(ExcuseWhenCorrelated(), case).common == {"gpu-off-bus"}
+    assert noted(ExcuseWhenCorrelated(), case).correlated == {"gpu-off-bus"}
     assert decided("balanced", case).drop == ()
 
 
@@ -99,17 +99,17 @@ def test_restarts_for_a_common_fault_do_not_spend_the_budget_of_a_node() -> None
     past = tuple(a_recovery(at=NOW - 100 * n) for n in range(1, 4))
     spent = tuple(replace(one, kind=KILL) for one in past)
     others = (*before(10, node="b"), *before(20, node="c"))
-    assert decided("balanced", a_case(past=spent, spares=("s",), earlier=others)).action is RecoveryAction.RESTART_IN_PLACE
+    assert decided("balanced", a_case(past=spent, spares=("s",), earlier=others)).action is RecoveryAction.RESTART_WORKERS
     assert decided("balanced", a_case(past=spent, spares=("s",))).action is RecoveryAction.REPLACE_NODE
 
 
 def test_a_share_of_the_nodes_is_enough_where_it_is_set() -> None:
     """Two nodes at least, and the number alone decides without it."""
     case = a_case(members=tuple("abcd"), earlier=before(10, node="b"))
-    assert noted(ExcuseWhenCorrelated(share=0.5), case).common == {KILL}
+    assert noted(ExcuseWhenCorrelated(min_share=0.5), case).correlated == {KILL}
     assert "not on 3" in passed(ExcuseWhenCorrelated(), case)
-    assert "not on 2" in passed(ExcuseWhenCorrelated(share=0.1), a_case(members=("a",), least=1))
-    assert passed(ExcuseWhenCorrelated(nodes=0), case) == "switched off"
+    assert "not on 2" in passed(ExcuseWhenCorrelated(min_share=0.1), a_case(members=("a",), least=1))
+    assert passed(ExcuseWhenCorrelated(min_nodes=0), case) == "switched off"
 
 
 # -- too often ------------------------------------------------------------------------------------------------------------
@@ -126,23 +126,23 @@ def test_the_fourth_incident_of_one_kind_on_one_node_moves_it_out() -> None:
     decision = decided("balanced", case)
     assert (decision.action, decision.drop, decision.add) == (RecoveryAction.REPLACE_NODE, ("a",), ("s",))
     assert f"{HANGS} for time 4 within 86400 s on a: too often, the node is replaced" in decision.reason
-    assert decided("patient", case).action is RecoveryAction.RESTART_IN_PLACE
-    assert decided("balanced", again(7200, 40_000, 86_400, spares=("s",))).action is RecoveryAction.RESTART_IN_PLACE
+    assert decided("patient", case).action is RecoveryAction.RESTART_WORKERS
+    assert decided("balanced", again(7200, 40_000, 86_400, spares=("s",))).action is RecoveryAction.RESTART_WORKERS
 
 
 def test_what_is_possible_decides_a_node_stays_where_no_spare_is() -> None:
     """An unhealthy place is better than none."""
     case = again(10, 20, 30, least=1)
     assert "there is no spare" in passed(LeaveWhenRecurring(), case)
-    assert decided("balanced", case).action is RecoveryAction.RESTART_IN_PLACE
+    assert decided("balanced", case).action is RecoveryAction.RESTART_WORKERS
 
 
 def test_what_ends_processes_is_counted_only_where_somebody_says_so() -> None:
     """It tells of the script as well, and has a budget of its own."""
     case = a_case(spares=("s",), earlier=before(10, 20, 30))
     assert passed(LeaveWhenRecurring(), case) == f"{KILL} is not counted"
-    assert noted(LeaveWhenRecurring(processes=4), case).worn == {"a"}
-    assert "of 5" in passed(LeaveWhenRecurring(processes=5), case)
+    assert noted(LeaveWhenRecurring(process_times=4), case).worn == {"a"}
+    assert "of 5" in passed(LeaveWhenRecurring(process_times=5), case)
 
 
 @pytest.mark.parametrize(
@@ -182,10 +182,10 @@ def test_replace_ranks_moves_all_ranks_of_a_removed_node() -> None:
     ranks = {"a": (0, 1), "b": (2, 3)}
     case = again(
         10, 20, 30, members=("a", "b"), least=2, blocked_reason="", ranks=ranks, dead=frozenset({1}), spares=("s",),
-        standbys=(HotSpare(id=5, node="s"),),
+        hot_spares=(HotSpare(id=5, node="s"),),
     )  # fmt: skip
     decision = decided("balanced", case)
-    assert decision.action is RecoveryAction.TAKE_OVER
+    assert decision.action is RecoveryAction.REPLACE_RANKS
     assert {seat.rank: seat.node for seat in decision.seats} == {0: "s", 1: "s"}
     assert decision.drop == ("a",)
 
@@ -234,6 +234,6 @@ def test_a_common_fault_is_not_counted_against_a_node_that_had_it_often() -> Non
     """One broken script must not take a cluster apart node by node."""
     often = (*before(10, 20, 30, 40, 50, kind=HANGS), *before(15, kind=HANGS, node="b"), *before(25, kind=HANGS, node="c"))
     answer = decide(POLICIES["balanced"], a_case(HANGS, spares=("s",), earlier=often))
-    assert answer.decision.action is RecoveryAction.RESTART_IN_PLACE
+    assert answer.decision.action is RecoveryAction.RESTART_WORKERS
     assert list(answer.noted) == ["ExcuseWhenCorrelated"]
     assert answer.passed_over["LeaveWhenRecurring"] == "it came on many nodes"

@@ -32,7 +32,7 @@ def seats(case: Case) -> tuple[Placement, ...]:
     """Return where the unhealthy ranks go on."""
     answer = ReplaceRanks()(case)
     assert isinstance(answer, Decision), answer
-    assert answer.action is RecoveryAction.TAKE_OVER
+    assert answer.action is RecoveryAction.REPLACE_RANKS
     return answer.seats
 
 
@@ -44,32 +44,32 @@ def why_not(case: Case) -> str:
 
 
 PLACES: dict[str, tuple[Case, tuple[Placement, ...]]] = {
-    "a standby beside it": (a_loss(standbys=(ELSEWHERE, BESIDE)), (Placement(rank=1, node="a", standby=7),)),
-    "a standby elsewhere": (a_loss(standbys=(ELSEWHERE,)), (Placement(rank=1, node="s", standby=8),)),
+    "a hot spare beside it": (a_loss(hot_spares=(ELSEWHERE, BESIDE)), (Placement(rank=1, node="a", hot_spare=7),)),
+    "a hot spare elsewhere": (a_loss(hot_spares=(ELSEWHERE,)), (Placement(rank=1, node="s", hot_spare=8),)),
     "a failure that may follow the step goes to another node": (
-        a_loss("worker-exception", standbys=(BESIDE, ELSEWHERE)), (Placement(rank=1, node="s", standby=8),),
+        a_loss("worker-exception", hot_spares=(BESIDE, ELSEWHERE)), (Placement(rank=1, node="s", hot_spare=8),),
     ),
     "its own role rather than its own node": (
-        a_loss(standbys=(BESIDE, HotSpare(id=9, node="s", role=1))), (Placement(rank=1, node="s", standby=9),),
+        a_loss(hot_spares=(BESIDE, HotSpare(id=9, node="s", role=1))), (Placement(rank=1, node="s", hot_spare=9),),
     ),
-    "no standby: fresh where it was": (a_loss(), (Placement(rank=1, node="a"),)),
+    "no hot spare: fresh where it was": (a_loss(), (Placement(rank=1, node="a"),)),
     "a stopped rank": (a_loss("worker-stopped", 3), (Placement(rank=3, node="b"),)),
     "a rank that hangs": (a_loss("job-hang", 3), (Placement(rank=3, node="b"),)),
-    "a lost node: standbys elsewhere, then fresh ones on a spare": (
-        a_loss("node-lost", None, node="b", lost=frozenset("b"), standbys=(ELSEWHERE, HotSpare(id=9, node="b")), spares=("s",)),
-        (Placement(rank=2, node="s", standby=8), Placement(rank=3, node="s")),
+    "a lost node: hot spares elsewhere, then fresh ones on a spare": (
+        a_loss("node-lost", None, node="b", lost=frozenset("b"), hot_spares=(ELSEWHERE, HotSpare(id=9, node="b")), spares=("s",)),
+        (Placement(rank=2, node="s", hot_spare=8), Placement(rank=3, node="s")),
     ),
     "a node that is cut off: who was suspected of the standstill that follows from it stays": (
-        a_loss("node-severed", None, Fault(kind="job-hang", at=NOW, node="a", rank=0), node="b", spares=("s",)),
+        a_loss("node-partitioned", None, Fault(kind="job-hang", at=NOW, node="a", rank=0), node="b", spares=("s",)),
         (Placement(rank=2, node="s"), Placement(rank=3, node="s")),
     ),
     "a lost agent whose node answers": (a_loss("agent-lost", None, node="b"), (Placement(rank=2, node="b"), Placement(rank=3, node="b"))),
     "an end beside a lost node: who lost the node chooses first": (
         a_loss(
             "node-lost", None, Fault(kind="worker-sigkill", at=NOW, node="a", rank=0), node="b", lost=frozenset("b"),
-            standbys=(ELSEWHERE, HotSpare(id=9, node="s", role=1)),
+            hot_spares=(ELSEWHERE, HotSpare(id=9, node="s", role=1)),
         ),
-        (Placement(rank=0, node="a"), Placement(rank=2, node="s", standby=8), Placement(rank=3, node="s", standby=9)),
+        (Placement(rank=0, node="a"), Placement(rank=2, node="s", hot_spare=8), Placement(rank=3, node="s", hot_spare=9)),
     ),
     "broken groups alone: all stay": (a_loss("group-broken"), ()),
     "broken groups and a process that has ended": (a_loss("group-broken", 0, dead=frozenset({3})), (Placement(rank=3, node="b"),)),
@@ -81,14 +81,14 @@ PLACES: dict[str, tuple[Case, tuple[Placement, ...]]] = {
     ),
     "another rank that raised": (a_loss("worker-exception", seated=frozenset({3})), (Placement(rank=1, node="a"),)),
     "a failure after a rank was lost in the take-over before": (
-        a_loss(tried=(RecoveryAction.TAKE_OVER,), replacement_attempts=4), (Placement(rank=1, node="a"),),
+        a_loss(tried=(RecoveryAction.REPLACE_RANKS,), replacement_attempts=4), (Placement(rank=1, node="a"),),
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PLACES)
 def test_each_unhealthy_rank_gets_its_best_place(name: str) -> None:
-    """A standby in its role, then one in the right place, then a fresh process."""
+    """A hot spare in its role, then one in the right place, then a fresh process."""
     case, expected = PLACES[name]
     assert seats(case) == expected
 
@@ -97,7 +97,7 @@ REFUSALS: dict[str, tuple[Case, str]] = {
     "groups of torch": (a_loss(blocked_reason="the groups are torch's"), "the groups are torch's"),
     "a hang of nobody": (a_loss("job-output-silent", None), "do not name"),
     "a flow that died": (a_loss("recovery-cut-short", None), "do not name"),
-    "one that failed": (a_loss("recovery-overrun", None, tried=(RecoveryAction.TAKE_OVER,)), "tried already"),
+    "one that failed": (a_loss("recovery-overrun", None, tried=(RecoveryAction.REPLACE_RANKS,)), "tried already"),
     "a fifth one": (a_loss(replacement_attempts=5), "5 attempts to replace ranks"),
     "a new process that raised": (a_loss("worker-exception", seated=frozenset({1})), "rank(s) 1 failed by itself"),
     "a new process that ran out of memory": (a_loss("host-no-memory", seated=frozenset({1})), "rank(s) 1 failed by itself"),
@@ -107,7 +107,7 @@ REFUSALS: dict[str, tuple[Case, str]] = {
     "nobody left": (a_loss(dead=frozenset({0, 2, 3})), "no rank with a usable state is left"),
     "no place": (a_loss("node-lost", None, node="b", lost=frozenset("b")), "no hot spare for rank(s) 2, 3"),
     "an exception again": (
-        a_loss("worker-exception", past=(a_recovery(RecoveryAction.TAKE_OVER, made_progress=False),)), "may follow the step",
+        a_loss("worker-exception", past=(a_recovery(RecoveryAction.REPLACE_RANKS, made_progress=False),)), "may follow the step",
     ),
 }  # fmt: skip
 
@@ -122,13 +122,13 @@ def test_replace_ranks_that_cannot_help_says_why(name: str) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_it_is_the_first_answer_of_every_policy(policy: str) -> None:
     """Before anything restarts; and after the stops."""
-    assert decide(POLICIES[policy], a_loss()).decision.action is RecoveryAction.TAKE_OVER
-    assert decide(POLICIES[policy], a_loss("user-error")).decision.action is RecoveryAction.GIVE_UP
+    assert decide(POLICIES[policy], a_loss()).decision.action is RecoveryAction.REPLACE_RANKS
+    assert decide(POLICIES[policy], a_loss("user-error")).decision.action is RecoveryAction.FAIL
 
 
 def test_the_reason_names_who_goes_where_and_who_stays() -> None:
     """It goes unchanged into log, history and report."""
-    reason = decide(POLICIES["balanced"], a_loss(standbys=(ELSEWHERE,))).decision.reason
+    reason = decide(POLICIES["balanced"], a_loss(hot_spares=(ELSEWHERE,))).decision.reason
     assert reason == "worker-sigkill was seen; rank 1 continues in hot spare 8 on s, the other 3 stay in their processes"
 
 

@@ -9,7 +9,7 @@ from detectors.burn_in_results import Check, CheckMark
 from detectors.catalogue import COMPONENTS, RecommendedAction
 from policies.burn_in import explain_still_isolated, outcome
 from policies.cordons import CordonedFault
-from policies.required_checks import BY_BLAME, EXERCISES, OF_COMPONENT, UNTESTED, NodePart, part_of, parts_to_test, unproven
+from policies.required_checks import BY_ATTRIBUTION, EXERCISES, OF_COMPONENT, UNTESTED, NodePart, part_of, parts_to_test, unproven
 
 SOUND = tuple(Check(name=name, mark=CheckMark.PASSED, words="fine") for name in ("compute", "memory", "disk", "clock", "network"))
 NO_GPU = Check(name="gpu", mark=CheckMark.SKIPPED, words="no NVIDIA device is visible", needed=False)
@@ -38,7 +38,7 @@ PARTS: dict[str, NodePart | None] = {
     "nvme-media-error": NodePart.DISK,
     "filesystem-read-only": NodePart.DISK,
     "link-down": NodePart.NETWORK,
-    "node-severed": NodePart.NETWORK,
+    "node-partitioned": NodePart.NETWORK,
     "bandwidth-low": NodePart.NETWORK,
     "clocksource-unstable": NodePart.CLOCK,
     "kernel-oops": NodePart.HOST,
@@ -63,7 +63,7 @@ def test_a_fault_is_of_the_part_that_its_component_says(kind: str) -> None:
 
 def test_every_component_and_every_part_has_its_place() -> None:
     """A new component of the catalogue has to say how it is tested, and no kind is without a part or a reason."""
-    listed = OF_COMPONENT.keys() | BY_BLAME.keys() | UNTESTED.keys()
+    listed = OF_COMPONENT.keys() | BY_ATTRIBUTION.keys() | UNTESTED.keys()
     assert listed == {component for components in COMPONENTS.values() for component in components}
     assert {part for parts in EXERCISES.values() for part in parts} == set(NodePart)
     nowhere = [kind.id for kind in CATALOGUE.values() if part_of(kind) is None and kind.component not in UNTESTED]

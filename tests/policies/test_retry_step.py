@@ -32,7 +32,7 @@ def test_a_policy_may_have_a_hang_answered_by_a_retry_first() -> None:
     recommended_actions = RecommendedActions(changed={"job-hang": RecommendedAction.RETRY_STEP})
     assert isinstance(RetryStep()(a_loss("job-hang", recommended_actions=recommended_actions)), Decision)
     answer = decide(POLICIES["balanced"], a_loss("job-hang", recommended_actions=recommended_actions, tried=(RecoveryAction.RETRY_STEP,)))
-    assert (answer.decision.action, [seat.rank for seat in answer.decision.seats]) == (RecoveryAction.TAKE_OVER, [1])
+    assert (answer.decision.action, [seat.rank for seat in answer.decision.seats]) == (RecoveryAction.REPLACE_RANKS, [1])
 
 
 def test_what_only_explains_why_the_groups_broke_does_not_keep_the_step_from_being_done_again() -> None:
@@ -69,5 +69,5 @@ def test_a_step_is_not_done_again_where_that_cannot_help(name: str) -> None:
 def test_a_failed_retry_is_not_repeated_as_a_replacement_of_no_rank() -> None:
     """It would be the same thing under another name."""
     answer = decide(POLICIES["balanced"], a_loss("group-broken", tried=(RecoveryAction.RETRY_STEP,)))
-    assert answer.decision.action is RecoveryAction.RESTART_IN_PLACE
+    assert answer.decision.action is RecoveryAction.RESTART_WORKERS
     assert answer.passed_over["ReplaceRanks"] == "tried already in this incident"

@@ -36,8 +36,8 @@ ANSWERS: dict[str, tuple[Case, tuple[int, ...], tuple[Placement, ...]]] = {
     "one copy of three": (a_loss(), (2,), ()),
     "the first one": (a_loss("a"), (0,), ()),
     "two at once": (a_loss("ab"), (0, 1), ()),
-    "two at once, a standby for one of them": (
-        a_loss("ab", standbys=(HotSpare(id=4, node="c", role=0),)), (1,), (Placement(rank=0, node="c", standby=4),),
+    "two at once, a hot spare for one of them": (
+        a_loss("ab", hot_spares=(HotSpare(id=4, node="c", role=0),)), (1,), (Placement(rank=0, node="c", hot_spare=4),),
     ),
     "a stage of one pipeline: the other stage of it has nothing to do": (
         a_loss("b", nodes="abcd", copies=PIPELINES), (1, 3), (),
@@ -55,7 +55,7 @@ def test_who_finds_no_place_is_left_out_with_its_copy_of_the_model(name: str) ->
     case, vacate, seats = ANSWERS[name]
     answer = ShrinkLive()(case)
     assert isinstance(answer, Decision), answer
-    assert (answer.action, answer.vacate, answer.seats) == (RecoveryAction.NARROW, vacate, seats)
+    assert (answer.action, answer.vacate, answer.seats) == (RecoveryAction.SHRINK_LIVE, vacate, seats)
     assert set(answer.drop) == case.lost
 
 
@@ -65,10 +65,10 @@ REFUSALS: dict[str, tuple[Case, str]] = {
     "fewer nodes than the job needs": (a_loss(least=3), "2 node(s) left, the job needs 3"),
     "a spare": (a_loss(spares=("s",)), "every lost rank has a place"),
     "no copy is whole": (a_loss("bc", nodes="abcd", copies=PIPELINES), "no copy of the model is complete"),
-    "nobody is left who lives": (a_loss("ab", nodes="ab", copies=((0,), (1,)), standbys=(HotSpare(id=1, node="s"),)), "no copy"),
+    "nobody is left who lives": (a_loss("ab", nodes="ab", copies=((0,), (1,)), hot_spares=(HotSpare(id=1, node="s"),)), "no copy"),
     "a sixth one": (a_loss(replacement_attempts=5), "5 recoveries in live processes"),
     "it failed, for a node that lives": (
-        replace(a_loss(tried=(RecoveryAction.NARROW,), dead=frozenset({2})), lost=frozenset()), "tried already",
+        replace(a_loss(tried=(RecoveryAction.SHRINK_LIVE,), dead=frozenset({2})), lost=frozenset()), "tried already",
     ),
 }  # fmt: skip
 
@@ -85,18 +85,22 @@ def test_the_obstacle_is_named(name: str) -> None:
 def test_a_policy_goes_on_in_the_living_processes_before_it_restarts_on_fewer_nodes() -> None:
     """The patient one waits for its full width all the same."""
     actions = {name: decide(rules, a_loss(least=2)).decision.action for name, rules in POLICIES.items()}
-    assert actions == {"patient": RecoveryAction.WAIT_FOR_CAPACITY, "balanced": RecoveryAction.NARROW, "aggressive": RecoveryAction.NARROW}
+    assert actions == {
+        "patient": RecoveryAction.WAIT_FOR_CAPACITY,
+        "balanced": RecoveryAction.SHRINK_LIVE,
+        "aggressive": RecoveryAction.SHRINK_LIVE,
+    }
     failed = a_loss(least=2, blocked_reason="it failed in this incident: a rank could not")
-    assert decide(POLICIES["balanced"], failed).decision.action is RecoveryAction.SHRINK
+    assert decide(POLICIES["balanced"], failed).decision.action is RecoveryAction.SHRINK_RESTART
     assert all(
-        RecoveryAction.NARROW not in order or order.index(RecoveryAction.NARROW) < order.index(RecoveryAction.SHRINK)
+        RecoveryAction.SHRINK_LIVE not in order or order.index(RecoveryAction.SHRINK_LIVE) < order.index(RecoveryAction.SHRINK_RESTART)
         for order in ORDERS.values()
     )
 
 
 def test_an_error_that_follows_the_step_is_not_answered_so_twice() -> None:
     """It would take one copy of the model after the other with it."""
-    case = a_loss("c", past=(a_recovery(RecoveryAction.NARROW, made_progress=False),))
+    case = a_loss("c", past=(a_recovery(RecoveryAction.SHRINK_LIVE, made_progress=False),))
     root = Fault(kind="worker-exception", at=NOW, node="c", rank=2, quote="seen")
     case = replace(case, diagnosis=Diagnosis(root=root, secondary_failures=(), reason="x"))
     answer = ShrinkLive()(case)

@@ -78,7 +78,7 @@ CASES = st.builds(
 @given(CASES, st.sampled_from(sorted(NAMED)))
 def test_no_policy_moves_a_rank_for_less_than_it_brings(slow: StragglerCase, policy: str) -> None:
     """Unless the job says so; nor without a place, nor again within the window. What is written down decides the same."""
-    rule = NAMED[policy].slowness
+    rule = NAMED[policy].stragglers
     found = rule(slow)
     assert found.staying is not None
     assert found.moving is not None
@@ -86,7 +86,7 @@ def test_no_policy_moves_a_rank_for_less_than_it_brings(slow: StragglerCase, pol
     if found.act is StragglerOutcome.MOVE:
         assert slow.spares
         assert not any(one.rank == slow.rank and NOW - one.at < rule.window for one in slow.moved)
-        assert slow.wanted is StragglerAction.MIGRATE or found.staying >= max(rule.least, rule.factor * found.moving)
+        assert slow.wanted is StragglerAction.MIGRATE or found.staying >= max(rule.min_saving, rule.min_cost_ratio * found.moving)
     assert rule(unpacked(StragglerCase, json.loads(json.dumps(packed(slow))))) == found
 
 

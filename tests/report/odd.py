@@ -26,7 +26,7 @@ def nothing(history: History) -> Job:
 
 def unmanaged(history: History) -> Job:
     """Write a job whose script reports nothing, and whose node was lost."""
-    on = filled.launched(history, spec={"name": "bytes-gpt", "command": ["bash", "train.sh"], "nodes": {"wanted": 2, "ranks": 2}})
+    on = filled.launched(history, spec={"name": "bytes-gpt", "command": ["bash", "train.sh"], "nnodes": 2, "nproc_per_node": 2})
     on.clock += 40
     filled.lost_node(on, 1)
     on.clock += 300
@@ -91,9 +91,9 @@ def failed(history: History) -> Job:
     on.record_event(HOSTILE)
     on.stand(HOSTILE, "lost", HOSTILE)
     evidence = {"detail": HOSTILE + "\n" + HOSTILE, HOSTILE: [HOSTILE]}
-    fault = on.fault("user-error", HOSTILE, recommended_action="user-error", blame="user_code", root=True, evidence=evidence)
+    fault = on.fault("user-error", HOSTILE, recommended_action="user-error", attributed_to="user_code", root=True, evidence=evidence)
     incident = on.suffer(1, [fault], detect=0.03, reason=HOSTILE)
-    on.decide(incident, "give-up", HOSTILE, HOSTILE, act={HOSTILE: HOSTILE}, passed_over={HOSTILE: HOSTILE})
+    on.decide(incident, "fail", HOSTILE, HOSTILE, act={HOSTILE: HOSTILE}, passed_over={HOSTILE: HOSTILE})
     incident.kind, incident.outcome, incident.closed_at = HOSTILE, "gave-up", on.clock
     on.save(seconds=0.1, problem=HOSTILE, reason=HOSTILE)
     on.gather_ranks({HOSTILE: [0]}, HOSTILE)
@@ -125,7 +125,7 @@ def _wait_a_day(on: filled.Script) -> None:
 
 def many_nodes(history: History, number: int = 300) -> Job:
     """Write a job on *number* nodes, of which one is replaced."""
-    on = filled.script(history, spec={"name": "wide", "command": ["train"], "nodes": {"wanted": number, "ranks": 8}})
+    on = filled.script(history, spec={"name": "wide", "command": ["train"], "nnodes": number, "nproc_per_node": 8})
     ranks = {f"gpu-cluster-a-rack-{node // 16:02d}-node-{node:04d}": [node * 8 + rank for rank in range(8)] for node in range(number)}
     for node in ranks:
         on.stand(node, "healthy", "its agent answers")

@@ -9,7 +9,7 @@ import pytest
 from holdfast.history.models import FaultRecord, Snapshots
 from holdfast.report import memory, wording
 
-REPLICATED: dict[str, Any] = {"checkpoint": {"memory": {"every": 1, "replicas": 1}}}
+REPLICATED: dict[str, Any] = {"checkpoint": {"memory": {"interval": 1, "replicas": 1}}}
 
 
 def a_row(**fields: Any) -> Snapshots:
@@ -26,8 +26,8 @@ def a_fault(kind: str, generation: int = 2) -> FaultRecord:
         at=1.0,
         kind=kind,
         recommended_action="monitor",
-        subject="node n1",
-        blame="storage",
+        target="node n1",
+        attributed_to="storage",
         generation=generation,
         evidence=quoted,
     )
@@ -66,7 +66,7 @@ def test_the_newest_snapshot_is_shown_with_its_age_and_replicas(
     ("row", "fault", "spec", "ended", "words"),
     [
         (a_row(), None, REPLICATED, False, ""),
-        (None, None, {"checkpoint": {"memory": {"every": 0}}}, False, "none: `checkpoint.memory.every` is 0"),
+        (None, None, {"checkpoint": {"memory": {"interval": 0}}}, False, "none: `checkpoint.memory.interval` is 0"),
         (a_row(step=None, reason="no optimizer"), None, REPLICATED, False, "none: no optimizer"),
         (None, a_fault("memory-none"), REPLICATED, False, "none: memory-none on node n1 (no room)"),
         (a_row(step=None), a_fault("snapshot-no-memory"), REPLICATED, True, "none: snapshot-no-memory on node n1 (no room)"),

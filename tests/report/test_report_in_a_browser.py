@@ -113,7 +113,7 @@ def test_the_page_is_read_without_complaint_at_any_width_by_day_and_by_night(
         "ETTR",
         "worker-sigkill",
         "node-lost",
-        "restart-in-place",
+        "restart-workers",
         "Where recovery time went",
     ):
         assert words in saw["words"]

@@ -84,7 +84,7 @@ def test_the_page_tells_of_every_incident(parsed: Parsed) -> None:
     for claim in (
         "worker-sigkill rank 1 on node-0",
         "recovered",
-        "restart-in-place",
+        "restart-workers",
         "came 18 ms before the connection errors of the other ranks; restart 1 of 3 within 3600 s",
         "Connection closed by peer [127.0.0.1]:40123",
         "3 rules that did not apply",
@@ -155,11 +155,9 @@ def test_what_came_again_is_counted_and_what_is_in_memory_is_no_checkpoint(histo
     for number in range(11):
         begun.record_event(f"rank 1 on node-0 (host-overloaded): watched; staying costs {15 + number} ms a step")
     for _ in range(3):
-        begun.save(seconds=0.0, problem="replica-behind", reason="11 snapshots were left out")
+        begun.save(seconds=0.0, problem="replica-lag", reason="11 snapshots were left out")
         begun.add(
-            begun.fault(
-                "replica-behind", "rank 1 on node-0", recommended_action="monitor", evidence={"quote": "11 snapshots were left out"}
-            )
+            begun.fault("replica-lag", "rank 1 on node-0", recommended_action="monitor", evidence={"quote": "11 snapshots were left out"})
         )
     root = Page(page(read_history(history, begun.write(), now=filled.BEGAN + 900))).root
     (notes,) = root.find("ol", class_="notes")
@@ -169,8 +167,8 @@ def test_what_came_again_is_counted_and_what_is_in_memory_is_no_checkpoint(histo
     assert tile.words.startswith("Checkpoints 2 41 ms each")
     (saves,) = (one for one in root.find("div", class_="scroll") if one.attributes.get("aria-label") == "Checkpoints")
     assert len(saves.find("tr")) == 3
-    assert "replica-behind" not in saves.words
-    assert "replica-behind 3 times, first at step 100" in root.words
+    assert "replica-lag" not in saves.words
+    assert "replica-lag 3 times, first at step 100" in root.words
     (loose,) = (one for one in root.find("div", class_="scroll") if one.attributes.get("aria-label") == "Faults without an incident")
     assert len(loose.find("tr")) == 2
 
@@ -236,25 +234,25 @@ def _bare(text: str) -> JobHistory:
     job = Job(name=text, spec={"script": text, "policy": text}, cluster={"name": text}, directory=text, at=filled.BEGAN)
     move = JobTransition(job_id=job.id, at=filled.BEGAN, before=text, event=text, after="FAILED", reason=text, generation=1)
     incident = Incident(
-        job_id=job.id, number=1, kind=text, subject=text, fault_at=1.0, detected_at=2.0, generation_before=1, action=text, outcome=text
+        job_id=job.id, number=1, kind=text, target=text, fault_at=1.0, detected_at=2.0, generation_before=1, action=text, outcome=text
     )
     evidence = {text: text, "lines": [text, text], "deep": {text: [text]}}
     fault = FaultRecord(
-        job_id=job.id, at=1.0, kind=text, recommended_action=text, subject=text, blame=text, generation=1, evidence=evidence
+        job_id=job.id, at=1.0, kind=text, recommended_action=text, target=text, attributed_to=text, generation=1, evidence=evidence
     )
-    symptom = {"kind": text, "count": 1, "subjects": [text]}
-    seen = {"at": 1.0, "source": text, "subject": text, "quote": text}
+    symptom = {"kind": text, "count": 1, "targets": [text]}
+    seen = {"at": 1.0, "source": text, "target": text, "quote": text}
     weighed = {
         "kind": text,
-        "subject": text,
-        "weight": 0.5,
-        "blame": text,
+        "target": text,
+        "confidence": 0.5,
+        "attributed_to": text,
         "evidence": [seen],
         "explains": [symptom],
         "unexplained": [symptom],
     }
     verdict = IncidentDiagnosis(
-        job_id=job.id, incident_id=incident.id, at=1.0, kind=text, subject=text, weight=0.5, reason=text, candidates=[weighed, weighed]
+        job_id=job.id, incident_id=incident.id, at=1.0, kind=text, target=text, confidence=0.5, reason=text, candidates=[weighed, weighed]
     )
     case = IncidentCase(incident=incident, faults=[fault], decisions=[], phases=[], diagnoses=[verdict])
     number, real = np.empty(0, dtype=np.int64), np.empty(0)

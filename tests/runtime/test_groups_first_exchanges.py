@@ -42,13 +42,13 @@ def test_a_new_process_gets_what_the_rank_before_it_received(job: Job, expected:
 
 
 @pytest.mark.parametrize("options", [(), ("any",), ("any", "one")])
-def test_a_standby_gets_what_the_rank_before_it_received(job: Job, expected: Ended, options: tuple[str, ...]) -> None:
+def test_a_hot_spare_gets_what_the_rank_before_it_received(job: Job, expected: Ended, options: tuple[str, ...]) -> None:
     """In place where all ranks received the same, otherwise by another run of the script, whatever the script promises of its rank."""
     flow = start_job(job, *options, "gate=3", chaos=[fault(2, "forward", 4), fault(1, "forward", 6)])
     for number, rank in enumerate((2, 1)):
         if not number:
             flow.hear("roles")
-        flow.standby(number)
+        flow.hot_spare(number)
         parked = flow.hear("parked", f"s{number}")
         assert parked["coverage"]["calls"] == parked["coverage"]["played"] > 15
         flow.pass_gate()

@@ -46,7 +46,7 @@ def test_a_worker_reports_everything_to_its_agent(listening: AgentDouble, tmp_pa
     train(until=3, checkpoint_dir=tmp_path, save_every=2)
     listening.wait_for("finished")
     told = [message["t"] for message in listening.heard]
-    save = ["section", "commit?", "saved", "section"]
+    save = ["section", "commit-request", "saved", "section"]
     assert told == ["hello", "mark", "mark", "resumed", "beat", "beat", *save, "beat", *save, "finished"]
     assert [mark["name"] for mark in listening.of("mark")] == ["group", "load"]
     assert [(beat["step"], beat["loss"], beat["until"]) for beat in listening.of("beat")] == [(1, 0.1, 3), (2, 0.2, 3), (3, 0.3, 3)]

@@ -129,7 +129,7 @@ def test_a_node_without_memory_trains_on_and_reports_it_once(tmp_path: Path, cap
     trainer.to(FIRST + 4)
     assert stored(tmp_path) == {}
     (told,) = [one.message for one in caplog.records if "snapshot-no-memory" in one.message]
-    assert "Raise checkpoint.memory.limit" in told
+    assert "Raise checkpoint.memory.max_memory" in told
 
 
 def test_extra_state_counts_towards_the_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -237,13 +237,13 @@ def test_only_slow_ranks_report_that_replicas_are_behind(tmp_path: Path, caplog:
     trainer.snapshotter.replicas_behind = True  # because of another rank
     trainer.to(FIRST + 2 + REPORT_SKIPPED)
     assert trainer.snapshotter.counts.skipped >= REPORT_SKIPPED
-    assert "replica-behind" not in caplog.text
+    assert "replica-lag" not in caplog.text
     trainer.snapshotter.replicas_behind = False
     trainer.to(FIRST + 4 + REPORT_SKIPPED)
     assert trainer.snapshotter.behind()
     trainer.snapshotter.replicas_behind = True
     trainer.to(FIRST + 7 + REPORT_SKIPPED)
-    assert caplog.text.count("replica-behind") == 1
+    assert caplog.text.count("replica-lag") == 1
 
 
 def test_no_snapshot_overwrites_the_last_replicated_one(tmp_path: Path) -> None:

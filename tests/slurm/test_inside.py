@@ -15,7 +15,7 @@ def test_a_job_file_without_a_cluster_means_the_allocation_that_it_is_submitted_
     """All of its ranks used to start on the batch host, without a message."""
     tmp_path.chmod(0o777)
     (tmp_path / "train.py").touch()
-    (tmp_path / "job.yaml").write_text(f"name: a\nscript: train.py\nnodes: {{wanted: 2}}\ncheckpoint: {{directory: {tmp_path}/c}}\n")
+    (tmp_path / "job.yaml").write_text(f"name: a\nscript: train.py\nnnodes: 2\ncheckpoint: {{directory: {tmp_path}/c}}\n")
     said = tmp_path / "said"
     command = f"cd {tmp_path} && PYTHONPATH={ROOT} HOLDFAST_HOME={tmp_path}/h {sys.executable} -m holdfast validate job.yaml; echo over"
     number = slurm.run("sbatch", "--parsable", "--nodes=2", "--time=5", f"--output={said}", "--wrap", command)

@@ -14,7 +14,7 @@ from holdfast.spec import LocalCluster, SlurmCluster, TrainingJob, checks, revie
 def fields(tmp_path: Path) -> dict[str, Any]:
     """Give the fields of a job that is fine."""
     (tmp_path / "train.py").touch()
-    return {"name": "a", "script": "train.py", "directory": str(tmp_path), "checkpoint": {"directory": str(tmp_path / "new" / "deep")}}
+    return {"name": "a", "script": "train.py", "workdir": str(tmp_path), "checkpoint": {"directory": str(tmp_path / "new" / "deep")}}
 
 
 def told(fields: dict[str, Any], cluster: LocalCluster | None = None) -> dict[str, str]:
@@ -33,16 +33,16 @@ def test_a_valid_job_has_no_problems_and_nothing_is_written(fields: dict[str, An
     [
         ({"script": "trian.py"}, "script", "does not exist"),
         ({"script": "."}, "script", "does not exist"),
-        ({"directory": "/nowhere/at/all"}, "directory", "not a directory"),
+        ({"workdir": "/nowhere/at/all"}, "workdir", "not a directory"),
         ({"script": None, "command": ["no-such-program-anywhere"]}, "command", "not on PATH"),
-        ({"script": None, "command": ["sh"], "environment": {"PATH": "/nowhere"}}, "command", "not on PATH"),
+        ({"script": None, "command": ["sh"], "env": {"PATH": "/nowhere"}}, "command", "not on PATH"),
         ({"script": None, "command": ["./gone"]}, "command", "does not exist"),
         ({"script": None, "command": ["./train.py"]}, "command", "may not be executed"),
         ({"script": None, "command": [""]}, "command", "not on PATH"),
         ({"python": "/no/python"}, "python", "does not exist"),
         ({"checkpoint": {"directory": "train.py/x"}}, "checkpoint.directory", "not a directory"),
         ({"checkpoint": {"directory": "/proc/nothing/here"}}, "checkpoint.directory", "cannot be written"),
-        ({"nodes": {"wanted": 4, "spare": 1}}, "nodes.wanted", "needs 4 and 1 spare"),
+        ({"nnodes": 4, "spare_nodes": 1}, "nnodes", "needs 4 and 1 spare"),
     ],
     ids=repr,
 )
@@ -59,18 +59,18 @@ def test_a_command_may_be_next_to_the_job_file(fields: dict[str, Any], tmp_path:
 
 def test_a_review_reports_bad_fields_and_missing_files_together(tmp_path: Path) -> None:
     """A mistyped field does not hide that the script is not there, nor that the nodes are too few."""
-    (tmp_path / "job.yaml").write_text("name: a\nscript: gone.py\nnodes: {wanted: 9, rank: 2}\n")
+    (tmp_path / "job.yaml").write_text("name: a\nscript: gone.py\nnnodes: 9\nnproc: 2\n")
     draft = review(tmp_path / "job.yaml")
-    assert {problem.field for problem in draft.problems} == {"nodes.rank", "script", "nodes.wanted"}
+    assert {problem.field for problem in draft.problems} == {"nproc", "script", "nnodes"}
 
 
 def test_a_cluster_file_goes_before_the_cluster_in_the_job_file(tmp_path: Path) -> None:
     """The command line takes precedence, and its file is reviewed too."""
     (tmp_path / "train.py").touch()
-    (tmp_path / "job.yaml").write_text("name: a\nscript: train.py\nnodes: {wanted: 9}\ncluster: {nodes: 2}\ncheckpoint: {directory: c}\n")
+    (tmp_path / "job.yaml").write_text("name: a\nscript: train.py\nnnodes: 9\ncluster: {nodes: 2}\ncheckpoint: {directory: c}\n")
     (tmp_path / "big.yaml").write_text("nodes: 9\n")
     (tmp_path / "bad.yaml").write_text("node: 9\n")
-    assert [problem.field for problem in review(tmp_path / "job.yaml").problems] == ["nodes.wanted"]
+    assert [problem.field for problem in review(tmp_path / "job.yaml").problems] == ["nnodes"]
     assert review(tmp_path / "job.yaml", tmp_path / "big.yaml").problems == []
     assert "node" in {problem.field for problem in review(tmp_path / "job.yaml", tmp_path / "bad.yaml").problems}
 
@@ -78,7 +78,7 @@ def test_a_cluster_file_goes_before_the_cluster_in_the_job_file(tmp_path: Path) 
 def on_hosts(nodes: str, tmp_path: Path) -> list[str]:
     """Return what keeps a job with such *nodes* from running on four machines, two of which are like each other."""
     hosts = "[{name: 'old[1-2]', gpus: 4}, {name: 'new[1-2]', labels: {gpu: h200, net: ib}}]"
-    text = f"name: a\nscript: x.py\nnodes: {nodes}\ncheckpoint: {{directory: /shared}}\ncluster: {{kind: ssh, gpus: 8, hosts: {hosts}}}\n"
+    text = f"name: a\nscript: x.py\n{nodes}\ncheckpoint: {{directory: /shared}}\ncluster: {{kind: ssh, gpus: 8, hosts: {hosts}}}\n"
     (tmp_path / "job.yaml").write_text(text)
     draft = review(tmp_path / "job.yaml")
     return [f"{problem.field}: {problem.reason}" for problem in draft.problems]
@@ -87,12 +87,15 @@ def on_hosts(nodes: str, tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("nodes", "wrong"),
     [
-        ("{wanted: 4}", []),
-        ("{wanted: 2, labels: {gpu: h200}}", []),
-        ("{wanted: 2, spare: 1, labels: {gpu: h200}}", ["the job needs 2 and 1 spare, but cluster 'ssh' has 2 node(s) with gpu: h200"]),
-        ("{wanted: 1, labels: {gpu: b300}}", ["the job needs 1, but cluster 'ssh' has 0 node(s) with gpu: b300"]),
-        ("{wanted: 2, ranks: 8, labels: {net: ib}}", []),
-        ("{wanted: 2, ranks: 8}", ["the job has 8 ranks on each node, but old1 has 4 GPU(s), and 1 other node(s) have too few"]),
+        ("nnodes: 4", []),
+        ("nnodes: 2\nnode_labels: {gpu: h200}", []),
+        (
+            "nnodes: 2\nspare_nodes: 1\nnode_labels: {gpu: h200}",
+            ["the job needs 2 and 1 spare, but cluster 'ssh' has 2 node(s) with gpu: h200"],
+        ),
+        ("nnodes: 1\nnode_labels: {gpu: b300}", ["the job needs 1, but cluster 'ssh' has 0 node(s) with gpu: b300"]),
+        ("nnodes: 2\nnproc_per_node: 8\nnode_labels: {net: ib}", []),
+        ("nnodes: 2\nnproc_per_node: 8", ["the job has 8 ranks on each node, but old1 has 4 GPU(s), and 1 other node(s) have too few"]),
     ],
 )
 def test_a_job_selects_nodes_by_labels(nodes: str, wrong: list[str], tmp_path: Path) -> None:

@@ -32,11 +32,11 @@ def problems_of(path: Path) -> dict[str, Problem]:
 
 def test_a_yaml_file_has_the_job_and_its_cluster(file: Any) -> None:
     """Folders become absolute, seen from the file."""
-    path = file("name: a\nscript: b.py\ndirectory: sub\ncheckpoint: {directory: ckpt}\ncluster: {nodes: 2, directory: fleet}\n")
+    path = file("name: a\nscript: b.py\nworkdir: sub\ncheckpoint: {directory: ckpt}\ncluster: {nodes: 2, directory: fleet}\n")
     job, cluster = load_job(path)
-    assert job.directory == str(path.parent / "sub")
+    assert job.workdir == str(path.parent / "sub")
     assert job.checkpoint.directory == str(path.parent / "sub" / "ckpt")
-    assert cluster == LocalCluster(nodes=2, directory=str(path.parent / "fleet"), plan=str(path))
+    assert cluster == LocalCluster(nodes=2, directory=str(path.parent / "fleet"), maintenance_file=str(path))
 
 
 def test_a_python_file_has_the_job_and_its_cluster(file: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,22 +54,20 @@ def test_a_python_file_has_the_job_and_its_cluster(file: Any, capsys: pytest.Cap
 
 def test_arguments_and_environment_stay_as_written(file: Any) -> None:
     """What YAML would take for numbers and booleans is text to a command line."""
-    path = file(
-        "name: a\nscript: b.py\nargs: [--rate, 1e-3, 010, yes, 1:30, 2024-01-01, true, 1_000]\nenvironment: {N: 4, DEBUG: no, F: 1.50}\n"
-    )
+    path = file("name: a\nscript: b.py\nargs: [--rate, 1e-3, 010, yes, 1:30, 2024-01-01, true, 1_000]\nenv: {N: 4, DEBUG: no, F: 1.50}\n")
     job, _ = load_job(path)
     assert job.args == ["--rate", "1e-3", "010", "yes", "1:30", "2024-01-01", "true", "1_000"]
-    assert job.environment == {"N": "4", "DEBUG": "no", "F": "1.50"}
+    assert job.env == {"N": "4", "DEBUG": "no", "F": "1.50"}
 
 
 def test_all_problems_are_reported_with_their_lines(file: Any) -> None:
     """One round of mending is enough."""
-    path = file("name: Foo\nscript: b.py\nnodes:\n  wnated: 2\n  ranks: two\nlimits: {lease: soon}\ncluster: {kind: locl, nodes: 0}\n")
+    path = file("name: Foo\nscript: b.py\nnnode: 2\nnproc_per_node: two\ntimeouts: {lease: soon}\ncluster: {kind: locl, nodes: 0}\n")
     found = problems_of(path)
-    assert set(found) == {"name", "nodes.wnated", "nodes.ranks", "limits.lease", "cluster.kind"}
-    assert found["nodes.wnated"].reason == "line 4: unknown field"
-    assert found["nodes.wnated"].cure == "Did you mean 'wanted'?"
-    assert found["nodes.ranks"].reason.startswith("line 5")
+    assert set(found) == {"name", "nnode", "nproc_per_node", "timeouts.lease", "cluster.kind"}
+    assert found["nnode"].reason == "line 3: unknown field"
+    assert found["nnode"].cure == "Did you mean 'nnodes'?"
+    assert found["nproc_per_node"].reason.startswith("line 4")
 
 
 @pytest.mark.parametrize(
@@ -94,14 +92,14 @@ def test_all_problems_are_reported_with_their_lines(file: Any) -> None:
         (b"name: \x00\x01", "file", "not text"),
         (b"\x7fELF" + bytes(range(256)), "file", "not"),
         ("name: a\n" + "#" * 300_000, "file", "larger than"),
-        ("name: a\nscript: b\nnodes: 3\n", "nodes", "holds no fields"),
+        ("name: a\nscript: b\ncheckpoint: 3\n", "checkpoint", "holds no fields"),
         ("name: a\nscript: b\ncluster: 3\n", "cluster", "holds no fields"),
         ("name: a\nscript: b\ncluster: {kind: kubernetes}\n", "cluster.kind", "kubernetes"),
         ("name: a\ncommand: python train.py\n", "command", "is not"),
         ("script: b\n", "name", "is missing"),
         ("name: a\n", "script", "nothing to run"),
         ("name: a\nscript: b\nargs: [~]\n", "args[0]", "None is not"),
-        ("name: a\nscript: b\nenvironment: {RANK: 1}\n", "environment.RANK", "set by Holdfast"),
+        ("name: a\nscript: b\nenv: {RANK: 1}\n", "env.RANK", "set by Holdfast"),
         ('name: a\nscript: "\\0"\n', "script", "NUL"),
         ('name: "\\ud800"\nscript: b\n', "name", "not"),
         ('name: a\nscript: b\n"\\ud800\\n": b\n', "file", "\\ud800"),
@@ -134,7 +132,7 @@ def test_a_few_lines_cannot_grow_into_gigabytes(file: Any) -> None:
         ("job = {'name': 'a'}\n", "job", "is a dict"),
         ("from holdfast.spec import *\njob = TrainingJob(name='a', script='b')\ncluster = 3\n", "cluster", "is a int"),
         ("from holdfast.spec import *\njob = TrainingJob(nam='a', script='b')\n", "nam", "unknown field"),
-        ("from holdfast.spec import *\njob = TrainingJob(name='a', script='b', nodes=Nodes(wanted=0))\n", "wanted", "greater than"),
+        ("from holdfast.spec import *\njob = TrainingJob(name='a', script='b', nnodes=0)\n", "nnodes", "is not a number of nodes"),
         ("import pydantic\nclass M(pydantic.BaseModel):\n    x: int\njob = M()\n", "file", "ValidationError of M"),
         ("class E(Exception):\n    def __str__(self): raise ValueError\njob = 1\nraise E\n", "line 4", "raised E"),
         ("import torch\nmodel = 1\n", "job", "sets no `job`"),
@@ -174,8 +172,8 @@ JUNK = st.recursive(
     max_leaves=20,
 )
 NAMES = st.sampled_from(
-    ["name", "script", "command", "args", "python", "directory", "nodes", "wanted", "least", "environment", "checkpoint", "limits", "lease",
-     "budget", "cluster", "kind", "policy", "progress", "every", "keep", "window"]
+    ["name", "script", "command", "args", "python", "workdir", "nnodes", "nproc_per_node", "env", "checkpoint", "timeouts", "lease",
+     "recovery", "cluster", "kind", "policy", "progress", "interval", "keep", "window"]
 )  # fmt: skip
 NEARLY = st.recursive(JUNK, lambda inner: st.dictionaries(NAMES, inner, max_size=8), max_leaves=30)
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -13,12 +13,12 @@ from holdfast.spec.names import expand_names
 
 PLAN = """
 nodes: 12
-domains: {node-10: rack-b, node-11: rack-b}
+failure_domains: {node-10: rack-b, node-11: rack-b}
 maintenance:
-  - {nodes: ["node-[0-2]", node-5], begins: 2026-12-01 22:00+01:00, lasts: 2h, every: 7d, reason: firmware}
-  - {domains: [rack-b], begins: "2026-12-02 06:00"}
-  - {begins: 2026-12-24T12:00}
-notice: {file: "/run/{node}.leaving", signals: [SIGUSR1], lasts: 30s}
+  - {nodes: ["node-[0-2]", node-5], start: 2026-12-01 22:00+01:00, duration: 2h, interval: 7d, reason: firmware}
+  - {failure_domains: [rack-b], start: "2026-12-02 06:00"}
+  - {start: 2026-12-24T12:00}
+preemption_notice: {file: "/run/{node}.leaving", signals: [SIGUSR1], lead_time: 30s}
 """
 
 
@@ -30,12 +30,12 @@ def test_windows_know_their_nodes_and_survive_the_way_to_the_flow(tmp_path: Path
     assert not isinstance(made, SlurmCluster)
     racks, rack_b, everything = made.windows
     assert racks.nodes == {"node-0", "node-1", "node-2", "node-5"}
-    assert (racks.lasts, racks.every, racks.reason) == (timedelta(hours=2), timedelta(days=7), "firmware")
-    assert racks.begins.utcoffset() == timedelta(hours=1)
+    assert (racks.duration, racks.interval, racks.reason) == (timedelta(hours=2), timedelta(days=7), "firmware")
+    assert racks.start.utcoffset() == timedelta(hours=1)
     assert rack_b.nodes == {"node-10", "node-11"}
     assert everything.nodes == set(made.names)
     assert cluster_of(made.model_dump(mode="json")) == made
-    assert made.notice.for_agents()["lasts"] == 30.0
+    assert made.preemption_notice.for_agents()["lead_time"] == 30.0
 
 
 def test_a_range_keeps_its_digits() -> None:
@@ -47,18 +47,22 @@ def test_a_range_keeps_its_digits() -> None:
 @pytest.mark.parametrize(
     ("text", "field", "words"),
     [
-        ("maintenance: [{nodes: [node-7], begins: 2026-12-01}]", "maintenance[0].nodes", "has no node 'node-7'"),
-        ("maintenance: [{domains: [rack-z], begins: 2026-12-01}]", "maintenance[0].domains", "this cluster has no failure domains"),
-        ("maintenance: [{begins: 2026-12-01, every: 1h}]", "maintenance[0].every", "begins before this one ends"),
-        ("maintenance: [{begins: tomorrow}]", "maintenance[0].begins", "'tomorrow' is not a date and time"),
-        ("maintenance: [{begins: 7}]", "maintenance[0].begins", "7 is not a date and time"),
-        ("maintenance: [{lasts: 2h}]", "maintenance[0].begins", "missing"),
-        ("maintenance: [{nodes: ['node-[3-1]'], begins: 2026-12-01}]", "maintenance[0].nodes[0]", "is not a range of nodes"),
-        ("maintenance: [{nodes: ['n[0-99999]'], begins: 2026-12-01}]", "maintenance[0].nodes[0]", "is not a range of nodes"),
-        ("notice: {url: 'file:///etc/passwd'}", "notice.url", "is not an HTTP URL"),
-        ("notice: {pattern: '('}", "notice.pattern", "is not a regular expression"),
-        ("notice: {signals: [SIGKILL]}", "notice.signals[0]", "SIGUSR1"),
-        ("notice: {every: 0s}", "notice.every", ""),
+        ("maintenance: [{nodes: [node-7], start: 2026-12-01}]", "maintenance[0].nodes", "has no node 'node-7'"),
+        (
+            "maintenance: [{failure_domains: [rack-z], start: 2026-12-01}]",
+            "maintenance[0].failure_domains",
+            "this cluster has no failure domains",
+        ),
+        ("maintenance: [{start: 2026-12-01, interval: 1h}]", "maintenance[0].interval", "begins before this one ends"),
+        ("maintenance: [{start: tomorrow}]", "maintenance[0].start", "'tomorrow' is not a date and time"),
+        ("maintenance: [{start: 7}]", "maintenance[0].start", "7 is not a date and time"),
+        ("maintenance: [{duration: 2h}]", "maintenance[0].start", "missing"),
+        ("maintenance: [{nodes: ['node-[3-1]'], start: 2026-12-01}]", "maintenance[0].nodes[0]", "is not a range of nodes"),
+        ("maintenance: [{nodes: ['n[0-99999]'], start: 2026-12-01}]", "maintenance[0].nodes[0]", "is not a range of nodes"),
+        ("preemption_notice: {url: 'file:///etc/passwd'}", "preemption_notice.url", "is not an HTTP URL"),
+        ("preemption_notice: {pattern: '('}", "preemption_notice.pattern", "is not a regular expression"),
+        ("preemption_notice: {signals: [SIGKILL]}", "preemption_notice.signals[0]", "SIGUSR1"),
+        ("preemption_notice: {interval: 0s}", "preemption_notice.interval", ""),
     ],
 )
 def test_invalid_windows_are_refused_with_place_and_cure(tmp_path: Path, text: str, field: str, words: str) -> None:
@@ -76,4 +80,4 @@ def test_a_cluster_has_no_maintenance_by_default() -> None:
     """Only SIGTERM is a notice."""
     made = LocalCluster()
     assert made.windows == ()
-    assert made.notice.for_agents()["file"] is None
+    assert made.preemption_notice.for_agents()["file"] is None

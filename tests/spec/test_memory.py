@@ -34,17 +34,20 @@ def test_an_invalid_size_is_refused_with_the_cure(text: object) -> None:
     if text is None:
         return
     with pytest.raises(ValidationError) as refused:
-        MemoryPlan.model_validate({"limit": text})
+        MemoryPlan.model_validate({"max_memory": text})
     (problem,) = problems_in(refused.value, MemoryPlan)
-    assert problem.field == "limit"
+    assert problem.field == "max_memory"
     assert "8GB" in problem.cure
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"every": -1}, {"overhead": 0}, {"overhead": 2}, {"policy": "hurry"}, {"pause": 0}, {"limit": 0}, {"replicas": 2}, {"bandwidth": 0}],
+    [
+        {"interval": -1}, {"max_overhead": 0}, {"max_overhead": "200%"}, {"when_late": "hurry"}, {"max_pause": 0}, {"max_memory": 0},
+        {"replicas": 2}, {"bandwidth": 0},
+    ],
     ids=repr,
-)
+)  # fmt: skip
 def test_what_cannot_be_is_refused_by_its_field(wrong: dict[str, Any]) -> None:
     """With a cure."""
     with pytest.raises(ValidationError) as refused:
@@ -63,19 +66,19 @@ def order(**memory: Any) -> dict[str, Any]:
 @pytest.mark.usefixtures("holdfast_home")
 def test_workers_and_nodes_get_the_settings_of_the_job() -> None:
     """A job that takes no snapshots has no memory store made."""
-    told = order(every=3, policy="pause", pause="50ms", limit="1GB")
+    told = order(interval=3, when_late="pause", max_pause="50ms", max_memory="1GB")
     names = ("EVERY", "OVERHEAD", "POLICY", "PAUSE")
     assert [told["environment"][f"HOLDFAST_MEMORY_{name}"] for name in names] == ["3", "0.01", "pause", "0.05"]
     assert told["memory"] == {"limit": 10**9}
     assert order()["memory"] == {"limit": None}
-    assert order(every=0)["memory"] is None
+    assert order(interval=0)["memory"] is None
 
 
 def test_a_cluster_knows_only_domains_of_its_own_nodes() -> None:
     """A slip of the hand would leave two copies in one rack."""
-    cluster = LocalCluster.model_validate({"nodes": 2, "domains": {"node-0": "rack-a"}})
-    assert cluster.domains == {"node-0": "rack-a"}
+    cluster = LocalCluster.model_validate({"nodes": 2, "failure_domains": {"node-0": "rack-a"}})
+    assert cluster.failure_domains == {"node-0": "rack-a"}
     with pytest.raises(ValidationError) as refused:
-        LocalCluster.model_validate({"nodes": 2, "domains": {"node-2": "rack-a"}})
+        LocalCluster.model_validate({"nodes": 2, "failure_domains": {"node-2": "rack-a"}})
     (problem,) = problems_in(refused.value, LocalCluster)
-    assert (problem.field, "node-1" in problem.cure) == ("domains.node-2", True)
+    assert (problem.field, "node-1" in problem.cure) == ("failure_domains.node-2", True)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from holdfast.spec import LocalCluster, Nodes, TrainingJob
+from holdfast.spec import LocalCluster, TrainingJob
 from holdfast.spec.units import format_duration, parse_duration
 
 
@@ -34,10 +34,10 @@ def test_every_field_explains_itself(part: type[BaseModel], name: str) -> None:
 
 def test_a_form_shows_defaults_that_it_may_send_back() -> None:
     """Every default in the schema is a value that the model accepts, durations as text."""
-    limits = TrainingJob.model_json_schema()["$defs"]["Limits"]["properties"]
-    shown = {name: field["default"] for name, field in limits.items()}
-    assert shown["first_step"] == "30m"
-    job = TrainingJob.model_validate({"name": "a", "script": "b.py", "limits": shown})
+    timeouts = TrainingJob.model_json_schema()["$defs"]["Timeouts"]["properties"]
+    shown = {name: field["default"] for name, field in timeouts.items()}
+    assert shown["startup"] == "30m"
+    job = TrainingJob.model_validate({"name": "a", "script": "b.py", "timeouts": shown})
     assert job == TrainingJob(name="a", script="b.py")
 
 
@@ -57,7 +57,7 @@ def test_durations_are_parsed(text: object, seconds: float) -> None:
 def test_an_invalid_duration_is_refused_with_the_cure(text: object) -> None:
     """The message shows how to write one."""
     with pytest.raises(ValidationError) as refused:
-        TrainingJob.model_validate({"name": "a", "script": "b", "limits": {"lease": text}})
+        TrainingJob.model_validate({"name": "a", "script": "b", "timeouts": {"lease": text}})
     assert "90s" in refused.value.errors()[0]["ctx"]["cure"]
 
 
@@ -69,30 +69,33 @@ def test_a_duration_survives_being_written(duration: timedelta) -> None:
 
 def test_a_job_survives_being_written() -> None:
     """The flow gets the job as JSON and sees the same one."""
-    job = TrainingJob.model_validate({"name": "a", "command": ["x"], "nodes": {"wanted": 3, "least": 2}, "limits": {"hang_least": 0.25}})
+    job = TrainingJob.model_validate({"name": "a", "command": ["x"], "nnodes": "2:3", "timeouts": {"hang_min": "250ms"}})
     assert TrainingJob.model_validate(job.model_dump(mode="json")) == job
     assert TrainingJob.model_validate_json(job.model_dump_json()) == job
 
 
 def test_a_job_that_names_no_least_never_shrinks() -> None:
-    """Empty means as many as wanted."""
-    assert Nodes(wanted=3).min_nodes == 3
-    assert Nodes(wanted=3, least=1).min_nodes == 1
+    """A number is both the minimum and the maximum."""
+    for nnodes, least, most in ((3, 3, 3), ("3", 3, 3), ("1:3", 1, 3), (" 02 : 4 ", 2, 4), ("2:2", 2, 2)):
+        job = TrainingJob(name="a", script="b", nnodes=nnodes)
+        assert (job.min_nodes, job.max_nodes) == (least, most)
+        assert TrainingJob.model_validate(job.model_dump(mode="json")) == job
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"name": "Big Model"}, {"name": "a-"}, {"name": "x" * 64}, {"name": ""}, {"nodes": {"wanted": 0}}, {"nodes": {"wanted": "2"}},
-        {"nodes": {"ranks": True}}, {"nodes": {"wanted": 1, "least": 2}}, {"checkpoint": {"keep": 1}}, {"checkpoint": {"every": -1}},
-        {"checkpoint": {"every": "often"}}, {"checkpoint": {"every": "100"}}, {"checkpoint": {"every": True}},
-        {"checkpoint": {"every": 1.5}},
-        {"checkpoint": {"every_least": 0}}, {"checkpoint": {"every": "auto", "every_least": 9, "every_most": 8}},
-        {"checkpoint": {"every_most": 9}},
-        {"environment": {"RANK": "0"}}, {"environment": {"HOLDFAST_JOB": "x"}}, {"environment": {"A=B": "x"}}, {"environment": {"A": "\0"}},
+        {"name": "Big Model"}, {"name": "a-"}, {"name": "x" * 64}, {"name": ""}, {"nnodes": 0}, {"nnodes": "two"},
+        {"nproc_per_node": True}, {"nnodes": "2:1"}, {"checkpoint": {"keep": 1}}, {"checkpoint": {"interval": -1}},
+        {"checkpoint": {"interval": "often"}}, {"checkpoint": {"interval": "100"}}, {"checkpoint": {"interval": True}},
+        {"checkpoint": {"interval": 1.5}},
+        {"checkpoint": {"min_interval": 0}}, {"checkpoint": {"interval": "auto", "min_interval": 9, "max_interval": 8}},
+        {"checkpoint": {"max_interval": 9}},
+        {"env": {"RANK": "0"}}, {"env": {"HOLDFAST_JOB": "x"}}, {"env": {"A=B": "x"}}, {"env": {"A": "\0"}},
         {"script": None}, {"command": ["x"]}, {"script": None, "command": []}, {"script": ""}, {"policy": "bold"}, {"surprise": 1},
-        {"script": None, "command": ["x"], "args": ["y"]}, {"limits": {"hang_factor": 1}}, {"limits": {"hang_factor": float("inf")}},
-        {"limits": {"lease": 0}}, {"budget": {"fruitless": 0}}, {"args": "x"}, {"directory": ""}, {"environment": {"A": "\ud800"}},
+        {"script": None, "command": ["x"], "args": ["y"]}, {"timeouts": {"hang_multiplier": 1}},
+        {"timeouts": {"hang_multiplier": float("inf")}},
+        {"timeouts": {"lease": 0}}, {"max_recoveries_without_progress": 0}, {"args": "x"}, {"workdir": ""}, {"env": {"A": "\ud800"}},
     ],
     ids=repr,
 )  # fmt: skip
@@ -106,8 +109,8 @@ def test_what_no_job_can_be_is_refused(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("plan", "first"),
-    [({}, 100), ({"every": 0}, 0), ({"every": 7}, 7), ({"every": "auto"}, 100), ({"every": "auto", "every_most": 20}, 20),
-     ({"every": "auto", "every_least": 500}, 500)],
+    [({}, 100), ({"interval": 0}, 0), ({"interval": 7}, 7), ({"interval": "auto"}, 100), ({"interval": "auto", "max_interval": 20}, 20),
+     ({"interval": "auto", "min_interval": 500}, 500)],
 )  # fmt: skip
 def test_checkpoints_begin_as_written_or_with_a_hundred_steps_within_the_limits(plan: dict[str, Any], first: int) -> None:
     """`auto` has measured nothing yet."""

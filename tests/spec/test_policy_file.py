@@ -12,8 +12,7 @@ from detectors.all_kinds import CATALOGUE
 from detectors.associations import belongs
 from detectors.catalogue import NO_ACTION_NEEDED, RecommendedAction
 from holdfast.errors import BadFile
-from holdfast.spec import TrainingJob, load_job, review
-from holdfast.spec.job import Budget as JobBudget
+from holdfast.spec import RecoveryTimeouts, Timeouts, TrainingJob, load_job, review
 from holdfast.spec.policy import PolicyFile, load_policy, policy_for, policy_of, review_policy
 from holdfast.spec.problems import model_in
 from holdfast.spec.units import format_duration
@@ -25,20 +24,21 @@ from policies.policy import NAMED, PolicyTimeouts
 def test_a_file_overrides_its_base(file: Any) -> None:
     """Levels, actions, thresholds, budget and deadlines, times in seconds."""
     path = file(
-        "based_on: patient\nrecommended_actions: {gpu-off-bus: drain}\nactions: [restart-in-place, replace-node]\n"
-        "budget: {in_place: 1, window: 2h}\ndeadlines: {shrink: 30s}\nfrequent: {times: 2}\ncommon: {share: 0.5}\nflapping: {apart: 0s}\n",
+        "based_on: patient\nrecommended_actions: {gpu-off-bus: drain}\nactions: [restart-workers, replace-node]\n"
+        "max_restarts_in_place: 1\nrecovery_window: 2h\ntimeouts: {shrink_restart: 30s}\nrecurring: {times: 2}\n"
+        "correlated: {min_share: 50%}\nflapping: {min_gap: 0s}\n",
         "policy.yaml",
     )
     policy, base = load_policy(path), NAMED["patient"]
     assert (policy.name, policy.based_on) == (str(path), "patient")
     assert policy.recommended_actions == {"gpu-off-bus": RecommendedAction.DRAIN}
-    assert policy.order == (RecoveryAction.RESTART_IN_PLACE, RecoveryAction.REPLACE_NODE)
-    assert policy.budget == RecoveryBudget(in_place=1, window=7200.0)
-    assert policy.deadlines == PolicyTimeouts(shrink=30.0)
-    common, frequent, flapping = policy.noting
-    assert (common.share, common.nodes) == (0.5, base.noting[0].nodes)
-    assert (frequent.times, frequent.window) == (2, base.noting[1].window)
-    assert (flapping.apart, flapping.times) == (0.0, base.noting[2].times)
+    assert policy.order == (RecoveryAction.RESTART_WORKERS, RecoveryAction.REPLACE_NODE)
+    assert policy.budget == RecoveryBudget(max_restarts_in_place=1, recovery_window=7200.0)
+    assert policy.timeouts == PolicyTimeouts(shrink_restart=30.0)
+    correlated, recurring, flapping = policy.noting
+    assert (correlated.min_share, correlated.min_nodes) == (0.5, base.noting[0].min_nodes)
+    assert (recurring.times, recurring.window) == (2, base.noting[1].window)
+    assert (flapping.min_gap, flapping.times) == (0.0, base.noting[2].times)
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -56,11 +56,12 @@ recommended_actions:
   gpu-off-bus: evct
   worker-sigkill: record
   node-lost: monitor
-actions: [restart-in-place, replace-nodes, give-up]
-budget: {in_place: -1, fruitles: 3}
-deadlines: {shrink: 0s, wait_for_capacity: soon}
-frequent: {times: 2, window: 60d}
-commons: {nodes: 2}
+actions: [restart-workers, replace-nodes, fail]
+max_restarts_in_place: -1
+max_recoveries_without_progres: 3
+timeouts: {shrink_restart: 0s, wait_for_capacity: soon}
+recurring: {times: 2, window: 60d}
+correlate: {min_nodes: 2}
 """
 
 WRONG = {
@@ -75,13 +76,13 @@ WRONG = {
         "The least that is allowed is 'retry-step'",
     ),
     "actions[1]": ("line 7: no action is called 'replace-nodes'", "Did you mean 'replace-node'?"),
-    "actions[2]": ("line 7: 'give-up' always comes last", "Leave it out"),
-    "budget.in_place": ("line 8: -1 is not greater than or equal to 0", "Raise it"),
-    "budget.fruitles": ("line 8: unknown field", "Did you mean 'fruitless'?"),
-    "deadlines.shrink": ("line 9: '0s' is not greater than 0s", "Raise it"),
-    "deadlines.wait_for_capacity": ("line 9: 'soon' is not a duration", "Write a number and a unit"),
-    "frequent.window": ("line 10: '60d' is not less than or equal to 30d", "Lower it"),
-    "commons": ("line 11: unknown field", "Did you mean 'common'?"),
+    "actions[2]": ("line 7: 'fail' always comes last", "Leave it out"),
+    "max_restarts_in_place": ("line 8: -1 is not greater than or equal to 0", "Raise it"),
+    "max_recoveries_without_progres": ("line 9: unknown field", "Did you mean 'max_recoveries_without_progress'?"),
+    "timeouts.shrink_restart": ("line 10: '0s' is not greater than 0s", "Raise it"),
+    "timeouts.wait_for_capacity": ("line 10: 'soon' is not a duration", "Write a number and a unit"),
+    "recurring.window": ("line 11: '60d' is not less than or equal to 30d", "Lower it"),
+    "correlate": ("line 12: unknown field", "Did you mean 'correlated'?"),
 }
 
 
@@ -105,7 +106,7 @@ def test_all_problems_have_line_and_cure(file: Any) -> None:
         ("recommended_actions: {", "policy.yaml", "not valid YAML"),
         ("recommended_actions: 3", "policy.yaml", "holds no fields"),
         ("actions: []", "policy.yaml", "at least 1"),
-        ("actions: [shrink, shrink]", "policy.yaml", "is there twice"),
+        ("actions: [shrink-restart, shrink-restart]", "policy.yaml", "is there twice"),
         ("based_on: bold", "policy.yaml", "is not one of"),
         ("recommended_actions: {gpu-off-bus: [1]}", "policy.yaml", "is not a recommended action"),
         (b"\xff\xfe", "policy.yaml", "not UTF-8"),
@@ -140,13 +141,14 @@ def test_a_kind_that_ends_a_rank_needs_a_recovery() -> None:
 
 def test_the_numbers_that_the_descriptions_name_are_those_in_force() -> None:
     """An empty value is the one after *else*."""
-    common, frequent, flapping = NAMED["balanced"].noting
-    parts = {"common": common, "frequent": frequent, "flapping": flapping, "budget": RecoveryBudget(), "deadlines": PolicyTimeouts()}
+    correlated, recurring, flapping = NAMED["balanced"].noting
+    parts = {"correlated": correlated, "recurring": recurring, "flapping": flapping, "timeouts": PolicyTimeouts()}
     for part, values in parts.items():
         for name, field in model_in(PolicyFile.model_fields[part].annotation).model_fields.items():  # type: ignore[union-attr]
             value = getattr(values, name)
             lasts = "Duration" in repr(field.annotation) or "timedelta" in repr(field.annotation)
             said = format_duration(timedelta(seconds=value)) if lasts else f"{value:g}"
+            said = f"`{value:g}%`" if name == "min_share" else said
             assert f"else {said}" in (field.description or ""), (part, name)
 
 
@@ -155,13 +157,17 @@ def test_the_numbers_that_the_descriptions_name_are_those_in_force() -> None:
 
 def test_the_job_overrides_the_policy_and_that_its_base(file: Any) -> None:
     """Each number for itself; also after the job went through JSON, as for the next flow."""
-    path = file("based_on: balanced\nbudget: {in_place: 1, fruitless: 7}\ndeadlines: {shrink: 30s, take_over: 5s}\n", "policy.yaml")
-    job = TrainingJob(name="a", script="b.py", policy=str(path), budget=JobBudget(in_place=5))
-    job = job.model_copy(update={"deadlines": job.deadlines.model_validate({"shrink": "10s"})})
+    path = file(
+        "based_on: balanced\nmax_restarts_in_place: 1\nmax_recoveries_without_progress: 7\n"
+        "timeouts: {shrink_restart: 30s, replace_ranks: 5s}\n",
+        "policy.yaml",
+    )
+    job = TrainingJob(name="a", script="b.py", policy=str(path), max_restarts_in_place=5)
+    job = job.model_copy(update={"timeouts": Timeouts(recovery=RecoveryTimeouts(shrink_restart=timedelta(seconds=10)))})
     for one in (job, TrainingJob.model_validate(job.model_dump(mode="json"))):
         policy = policy_for(one)
-        assert policy.budget == RecoveryBudget(in_place=5, fruitless=7)
-        assert policy.deadlines == PolicyTimeouts(shrink=10.0, take_over=5.0)
+        assert policy.budget == RecoveryBudget(max_restarts_in_place=5, max_recoveries_without_progress=7)
+        assert policy.timeouts == PolicyTimeouts(shrink_restart=10.0, replace_ranks=5.0)
 
 
 def test_a_job_names_a_policy_or_a_file_next_to_the_job_file(tmp_path: Path) -> None:
@@ -184,4 +190,4 @@ def test_a_job_with_a_bad_policy_file_is_refused_with_the_files_problems(tmp_pat
     found = [problem for problem in review(tmp_path / "job.yaml").problems if problem.field == "policy"]
     assert len(found) == 2
     assert f"{tmp_path / 'mine.yaml'}: recommended_actions.gpu-of-bus: line 1: no fault kind has this name" in found[0].reason
-    assert found[1].cure == "Did you mean 'shrink'?"
+    assert found[1].cure == "Did you mean 'shrink-live'?"

@@ -39,7 +39,7 @@ def cluster(tmp_path: Path, text: str) -> SlurmCluster:
         ("allocation: here\n", "allocation", "'here' does not name an allocation. Write `auto`"),
         ("time: soon\n", "time", "is not a duration"),
         ("allocations: new\n", "allocations", "Did you mean 'allocation'?"),
-        ("maintenance: [{begins: '2030-01-01 22:00'}]\n", "maintenance[0].nodes", "only Slurm knows"),
+        ("maintenance: [{start: '2030-01-01 22:00'}]\n", "maintenance[0].nodes", "only Slurm knows"),
     ],
 )
 def test_problems_have_field_and_cure(tmp_path: Path, text: str, field: str, words: str) -> None:

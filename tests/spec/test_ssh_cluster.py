@@ -75,8 +75,8 @@ def test_a_jump_host_may_be_written_short(tmp_path: Path, short: str, hop: dict[
         ("hosts: [{name: 'gpu[1-3]', address: gate}]\n", "hosts", "are one machine, gate port 22"),
         ("hosts: ['gpu[1-3]', {name: a, adress: b}]\n", "hosts[1].adress", "Did you mean 'address'?"),
         (
-            "hosts: [{name: a, domain: r1}]\nmaintenance: [{domains: [r2], begins: 2026-12-01 22:00}]\n",
-            "maintenance[0].domains",
+            "hosts: [{name: a, failure_domain: r1}]\nmaintenance: [{failure_domains: [r2], start: 2026-12-01 22:00}]\n",
+            "maintenance[0].failure_domains",
             "Name one of r1",
         ),
         ("hosts: [a]\nport: 0\n", "port", "not greater"),
@@ -98,8 +98,8 @@ def test_an_error_is_reported_with_place_and_cure(tmp_path: Path, text: str, fie
 def test_a_range_expands_to_nodes(tmp_path: Path) -> None:
     """As Slurm writes them; each with its address, and all with the fields of the range."""
     text = """
-hosts: ["gpu[008-010]", {name: "cpu-[1,3-4].lab", address: "10.0.3.[7-9]", port: 2222, domain: rack-b}, alone]
-maintenance: [{domains: [rack-b], begins: 2026-12-01 22:00}, {nodes: ["gpu[008-009]"], begins: 2026-12-02 22:00}]
+hosts: ["gpu[008-010]", {name: "cpu-[1,3-4].lab", address: "10.0.3.[7-9]", port: 2222, failure_domain: rack-b}, alone]
+maintenance: [{failure_domains: [rack-b], start: 2026-12-01 22:00}, {nodes: ["gpu[008-009]"], start: 2026-12-02 22:00}]
 """
     made = cluster(tmp_path, text)
     assert made.names == ["gpu008", "gpu009", "gpu010", "cpu-1.lab", "cpu-3.lab", "cpu-4.lab", "alone"]
@@ -130,7 +130,7 @@ def test_kinds_are_distinguished(tmp_path: Path) -> None:
     made = cluster_of({"kind": "ssh", "hosts": ["a"]})
     assert cluster_of(made.model_dump(mode="json")) == made
     (tmp_path / "job.yaml").write_text("name: j\nscript: x.py\ncluster: {kind: ssh, hosts: [a]}\n")
-    assert load_job(tmp_path / "job.yaml")[1] == made.model_copy(update={"plan": str(tmp_path / "job.yaml")})
+    assert load_job(tmp_path / "job.yaml")[1] == made.model_copy(update={"maintenance_file": str(tmp_path / "job.yaml")})
     (tmp_path / "c.py").write_text("from holdfast.spec import SshCluster\ncluster = SshCluster(kind='ssh', hosts=['a'])\n")
     assert load_cluster(tmp_path / "c.py") == made
 
@@ -153,7 +153,7 @@ def test_one_address_behind_two_gates_is_two_machines(tmp_path: Path) -> None:
 
 def test_a_large_cluster_fits_into_the_parameters_of_a_flow() -> None:
     """Prefect accepts half a megabyte: of each host only the fields that are set are passed, empty ones included."""
-    said = [{"name": f"gpu{n:04}", "address": f"n{n:04}.example.org", "domain": "rack-a", "jump": []} for n in range(4096)]
+    said = [{"name": f"gpu{n:04}", "address": f"n{n:04}.example.org", "failure_domain": "rack-a", "jump": []} for n in range(4096)]
     made = cluster_of({"kind": "ssh", "hosts": said})
     told = made.model_dump(mode="json")
     assert told["hosts"] == said

@@ -12,13 +12,13 @@ from holdfast.probe.burn_in.runner import BurnInRunner
 from tests.ssh.conftest import Site
 from tests.waiting import wait_until
 
-UNLIMITED = {"disk": 0, "network": 0, "latency": 0, "clock": "1h"}
+UNLIMITED = {"min_disk_bandwidth": 0, "min_network_bandwidth": 0, "max_latency": 0, "max_clock_offset": "1h"}
 
 
 def settings(folder: Path) -> dict[str, object]:
     """Return burn-ins that take little, and work in *folder*."""
-    small = {"disk_size": "4MiB", "network_size": "1MiB", "memory_most": "8MiB", "torch": False, "nice": 0}
-    return {**small, "folder": str(folder), "limits": UNLIMITED}
+    small = {"disk_size": "4MiB", "network_size": "1MiB", "max_memory": "8MiB", "torch": False, "nice": 0}
+    return {**small, "directory": str(folder), "thresholds": UNLIMITED}
 
 
 def test_nodes_over_ssh_are_burned_in_and_paired(site: Site, tmp_path: Path) -> None:

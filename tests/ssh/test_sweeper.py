@@ -125,7 +125,7 @@ def test_a_jump_host_that_hangs_is_no_fault_of_a_node(site: Site) -> None:
 def test_our_own_lack_of_file_descriptors_is_no_fault_of_a_node(site: Site) -> None:
     """With the cure."""
     site.node("a")
-    sweeper = site.sweeper(misses=1)
+    sweeper = site.sweeper(failure_threshold=1)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
@@ -225,7 +225,7 @@ def test_a_server_that_hangs_times_out(site: Site) -> None:
     """The kernel accepts the connection, and no server answers; a login that hangs in the middle is the same. The others are probed."""
     hung = site.node("hung")
     site.node("well")
-    sweeper = site.sweeper(misses=2)
+    sweeper = site.sweeper(failure_threshold=2)
     sweeper.sweep(LONG, ["well"])
     hung.signal(signal.SIGSTOP)
     looks = sweeper.sweep(SHORT)
@@ -241,7 +241,7 @@ def test_a_connection_that_hangs_after_the_login_times_out(site: Site) -> None:
     """Its server is stopped between two probes; so is a new connection."""
     hung = site.node("hung")
     site.node("well")
-    sweeper = site.sweeper(misses=1)
+    sweeper = site.sweeper(failure_threshold=1)
     sweeper.sweep(LONG)
     hung.signal(signal.SIGSTOP)
     looks = sweeper.sweep(SHORT)
@@ -291,7 +291,7 @@ def test_after_the_server_was_restarted_the_node_is_probed_at_once(site: Site) -
     """A connection that broke between two sweeps is no miss."""
     node = site.node("a")
     site.node("b")
-    sweeper = site.sweeper(misses=1)
+    sweeper = site.sweeper(failure_threshold=1)
     sweeper.sweep(LONG)
     node.stop()
     node.start()
@@ -316,7 +316,7 @@ def test_a_node_is_unreachable_only_after_several_failures(site: Site) -> None:
     off = site.node("off")
     site.node("on")
     off.stop()
-    sweeper = site.sweeper(misses=3)
+    sweeper = site.sweeper(failure_threshold=3)
     assert [missed(sweeper, "off") for _ in range(2)] == [3, 4]
     off.start()
     assert isinstance(sweeper.sweep(LONG)["off"].found, NodeReading)

@@ -19,7 +19,7 @@ from policies.quarantine import quarantine, readmit
 from tests.ssh.conftest import Site
 
 SMALL = LocalCluster(name="small", nodes=3)
-PLACE = CordonTable(cluster="small", names=SMALL.names, rules=Rules(share=1.0))
+PLACE = CordonTable(cluster="small", names=SMALL.names, rules=Rules(max_unavailable=1.0))
 
 
 def word(reason: str) -> OperatorRequest:
@@ -90,7 +90,7 @@ def test_a_machine_without_holdfast_or_without_an_answer_is_not_free(site: Site,
     """Over SSH a machine is free when it answers and Holdfast is set up there; the reason of each other one names the cure."""
     site.node("up", "SetEnv HOLDFAST_KERNEL_LOG=/dev/null")  # the machine's own has what other tests did to it
     site.node("down").stop()
-    cluster = site.cluster(name="racked", misses=1, directory=str(tmp_path))
+    cluster = site.cluster(name="racked", failure_threshold=1, directory=str(tmp_path))
     with open_capacity_check(cluster) as check:
         assert "`holdfast nodes bootstrap CLUSTER_FILE` installs it" in check.now().unavailable["up"]
     python = tmp_path / "env/bin/python"

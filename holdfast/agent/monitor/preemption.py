@@ -46,11 +46,11 @@ class PreemptionSettings:
     headers: Annotated[dict[str, str], schema.environment]
     pattern: Annotated[str, _pattern]
     signals: Annotated[list[int], _free_signals]
-    every: Seconds
+    interval: Seconds
     """Seconds between two checks."""
     timeout: Seconds
     """Seconds that a request may take."""
-    lasts: Seconds
+    lead_time: Seconds
     """Seconds from the notice to the end of the node."""
 
 
@@ -88,7 +88,7 @@ class PreemptionClient:
         if plan is not None:
             file, url = (one and one.replace("{node}", self._node) for one in (plan.file, plan.url))
             where = {"file": file, "url": url, "token_url": plan.token_url, "headers": plan.headers, "pattern": plan.pattern}
-            self._sidecar.send({**where, "every": plan.every, "timeout": plan.timeout})
+            self._sidecar.send({**where, "interval": plan.interval, "timeout": plan.timeout})
 
     def signalled(self, numbers: bytes) -> None:
         """Handle signals that have arrived: some are notices."""
@@ -108,7 +108,7 @@ class PreemptionClient:
     def _report(self, why: str) -> None:
         if not self._reported and self._plan is not None:
             self._reported = True
-            self._emit("agent.preemption-notice", seconds=self._plan.lasts, why=why)
+            self._emit("agent.preemption-notice", seconds=self._plan.lead_time, why=why)
 
     def _given_up(self, why: str) -> None:
         self._sidecar.end()

@@ -158,7 +158,7 @@ class PreemptionWatcher:
     def run(self) -> None:
         """Check until the agent exits."""
         while True:
-            self._agent.settimeout(self._plan["every"] if self._plan is not None else None)
+            self._agent.settimeout(self._plan["interval"] if self._plan is not None else None)
             try:
                 data = self._agent.recv(1 << 16)
             except TimeoutError:

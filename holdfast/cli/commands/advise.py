@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -93,6 +94,11 @@ def advise(job: str | None, every: Sequence[int], *, as_json: bool) -> int:
     return 0
 
 
+def _number(value: object) -> int:
+    """Return a number of the stored job file, or 1: another version may have written it."""
+    return int(str(value)) if re.fullmatch(r"[1-9][0-9]{0,5}", str(value), re.ASCII) else 1
+
+
 def _gather(history: History, job: Job) -> Figures:
     try:
         plan = CheckpointPlan.model_validate(job.spec.get("checkpoint") or {})
@@ -100,16 +106,15 @@ def _gather(history: History, job: Job) -> Figures:
         plan = CheckpointPlan()
     newest = queries.newest_generation(history, job.id)
     fleet, work = statistics.fleet(history), statistics.work(history, job.name)
-    wanted = job.spec.get("nodes") if isinstance(job.spec.get("nodes"), dict) else {}
-    nodes = len(newest.ranks) if newest else int((wanted or {}).get("wanted", 1))
-    ranks = newest.world_size if newest else nodes * int((wanted or {}).get("ranks", 1))
+    nodes = len(newest.ranks) if newest else _number(str(job.spec.get("nnodes")).rpartition(":")[2])
+    ranks = newest.world_size if newest else nodes * _number(job.spec.get("nproc_per_node"))
     case, rate = case_of(fleet, work, nodes)
     chosen = (newest.facts or {}).get("every") if newest else None
     steps, source = plan.first, "from the job file"
-    if plan.every == "auto":
+    if plan.interval == "auto":
         steps, source = (int(chosen), "chosen by `auto`") if chosen else (plan.first, "with which `auto` begins")
     if work.spacing and work.spacing != steps:
-        source = f"as measured; the {'controller' if plan.every == 'auto' else 'job file'} set {count(steps)}"
+        source = f"as measured; the {'controller' if plan.interval == 'auto' else 'job file'} set {count(steps)}"
         steps = work.spacing
     present = Present(every=steps, said=source)
     return Figures(job=job, plan=plan, fleet=fleet, work=work, nodes=nodes, ranks=ranks, rate=rate, case=case, present=present)
@@ -205,7 +210,7 @@ def _reasons(found: Figures, advised: Advice | None) -> Iterator[str]:
         missing = " and ".join(name for name, number in (("save", found.work.saves), ("step", found.work.steps)) if not number)
         cure = "run this again after the first saves. They are measured where the script uses `holdfast.session`."
         if not every:
-            cure = "the job saves nothing. Set `checkpoint.every`, or `auto`, and run this again after the first saves."
+            cure = "the job saves nothing. Set `checkpoint.interval`, or `auto`, and run this again after the first saves."
         yield f"The cost of a {missing} is not known yet: {cure}"
         return
     yield f"{advised.reason[0].upper()}{advised.reason[1:]}."
@@ -220,8 +225,8 @@ def _reasons(found: Figures, advised: Advice | None) -> Iterator[str]:
             yield f"It wastes {_amount(saved)} compute-hours a day less than every {plural(every, 'step')}."
         else:
             yield f"Every {plural(every, 'step')} would waste {_amount(-saved)} compute-hours a day less, but is beyond the limits."
-    if found.plan.every != "auto":
-        yield "With `checkpoint: {every: auto}` the controller follows this by itself, while the job runs."
+    if found.plan.interval != "auto":
+        yield "With `checkpoint: {interval: auto}` the controller follows this by itself, while the job runs."
 
 
 def _at_rate(found: Figures, per_node_hour: float) -> int:

@@ -76,7 +76,7 @@ class _ProgressLines:
 
 def _show(repair: Repair, found: dict[str, BurnInOutcome], begun: Sequence[str], *, as_json: bool) -> None:
     after = repair.known()
-    moves = dict(repair.moves)
+    moves = dict(repair.transitions)
     if as_json:
         rows = [_record(one, str(after[node].state), node in begun) for node, one in found.items()]
         echo_json({"cluster": repair.cluster.name, "short": repair.plan.short, "nodes": rows})

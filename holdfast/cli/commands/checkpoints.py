@@ -207,7 +207,7 @@ def _absent(report: CheckpointReport) -> Iterator[str]:
         elif job.holder is None:
             yield "memory: none, and the job has no controller; `holdfast nodes` shows what runs"
         else:
-            yield "memory: none yet, or `checkpoint.memory.every` is 0"
+            yield "memory: none yet, or `checkpoint.memory.interval` is 0"
 
 
 def _recovery(report: CheckpointReport) -> str:

@@ -113,10 +113,16 @@ def _job(name: str, folder: Path) -> TrainingJob:
             "name": name,
             "script": str(_script()),
             "args": ["--steps", str(STEPS), "--result", str(folder / f"{name}.json")],
-            "directory": str(folder),
-            "nodes": {"wanted": 2, "spare": 1, "ranks": 2, "standbys": 2},
-            "checkpoint": {"every": 5, "memory": {"overhead": 0.25}},  # with more ranks than cores the default makes snapshots rarer
-            "environment": {VISIBLE: ""},  # it trains on the CPU, so that its nodes need no GPU
+            "workdir": str(folder),
+            "nnodes": 2,
+            "spare_nodes": 1,
+            "nproc_per_node": 2,
+            "hot_spares": 2,
+            "checkpoint": {
+                "interval": 5,
+                "memory": {"max_overhead": "25%"},
+            },  # with more ranks than cores the default makes snapshots rarer
+            "env": {VISIBLE: ""},  # it trains on the CPU, so that its nodes need no GPU
         }
     )
 

@@ -146,7 +146,7 @@ def _fault_record(fault: Fault) -> dict[str, Any]:
         **{name: value for name, value in dataclasses.asdict(fault).items() if value not in (None, "")},
         "title": entry.title,
         "recommended_action": entry.recommended_action,
-        "blame": entry.blame,
+        "attributed_to": entry.attributed_to,
         "action": entry.action,
     }
 

@@ -128,7 +128,7 @@ def _row(one: KnownNode) -> list[str]:
     checked = [health.status, clock(health.seen) if health.seen else NOTHING] if health else [NOTHING, NOTHING]
     reasons = [_reason(hold) for hold in reversed(one.node.holds)]
     if one.window is not None:
-        reasons.append(f"{one.window.reason} from {clock(one.window.begins)} to {clock(one.window.ends)}")
+        reasons.append(f"{one.window.reason} from {clock(one.window.start)} to {clock(one.window.ends)}")
     parts = [view.why, *reasons, move.reason if move else "", *(health.evidence if health else ())]
     reason = "\n".join(part for part in dict.fromkeys(parts) if part and not any(part in other for other in parts if other != part))
     return [view.name, *_service(one), view.status, agent, view.job or NOTHING, view.allocation or NOTHING, *jobs, *checked, reason]

@@ -62,7 +62,7 @@ def _show_rules(policy: Policy) -> None:
             ]
         )
     echo()
-    echo(f"Slow ranks (`checks.straggler`): {describe_slowness(policy.slowness)}")
+    echo(f"Slow ranks (`checks.straggler`): {describe_slowness(policy.stragglers)}")
     section("Numbers")
     before = dict(values(base))
     echo_facts([(f"{' ' if before[name] == value else MARK} {name}", number(name, value)) for name, value in values(policy)])
@@ -134,11 +134,9 @@ def explain(incident: str, job: str | None, *, as_json: bool) -> int:
         found = list(attempts(one, queries.decisions(history, incident_id=one.id), queries.transitions(history, one.job_id)))
     name = owner.name if owner else one.job_id
     if as_json:
-        echo_json(
-            {"job": name, "incident": one.number, "kind": one.kind, "subject": one.subject, "outcome": one.outcome, "attempts": found}
-        )
+        echo_json({"job": name, "incident": one.number, "kind": one.kind, "target": one.target, "outcome": one.outcome, "attempts": found})
         return 0
-    heading(f"{name}, incident {one.number}: {one.kind} on {one.subject}, {one.outcome or 'open'}")
+    heading(f"{name}, incident {one.number}: {one.kind} on {one.target}, {one.outcome or 'open'}")
     if not found:
         hint("No decision was made about it: " + ("it passed by itself." if one.outcome == "passed" else "see `holdfast show`."))
     for attempt in found:

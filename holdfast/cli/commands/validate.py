@@ -36,14 +36,14 @@ def checked(job_file: Path, cluster_file: Path | None) -> tuple[TrainingJob, Clu
 
 def summary(job: TrainingJob, cluster: Cluster) -> str:
     """Return in a sentence what is to run."""
-    nodes = job.nodes
-    spare = f" and {nodes.spare} spare" if nodes.spare else ""
-    least = f", at least {nodes.min_nodes}" if nodes.min_nodes < nodes.wanted else ""
-    what = job.script or (job.command or [""])[0]
-    where = f"{plural(nodes.wanted, 'node')}{spare} of cluster '{cluster.name}'{least}"
+    spare = f" and {job.spare_nodes} spare" if job.spare_nodes else ""
+    least = f", at least {job.min_nodes}" if job.min_nodes < job.max_nodes else ""
+    what = job.script or (f"python -m {job.module}" if job.module else (job.command or [""])[0])
+    where = f"{plural(job.max_nodes, 'node')}{spare} of cluster '{cluster.name}'{least}"
     number, allocated = allocation(), ""
+    ranks = f"{plural(job.nproc_per_node, 'rank')} each" if isinstance(job.nproc_per_node, int) else f"ranks by `{job.nproc_per_node}`"
     if number and cluster.kind == "local":
         allocated = f" This runs within Slurm job {number}, and uses only this host of it, as the files say."
     elif number and cluster.kind == "slurm" and cluster.allocation == "auto":
         allocated = f" Its nodes are those of Slurm job {number}, within which this runs."
-    return f"Job '{job.name}': {what} on {where}, {plural(nodes.ranks, 'rank')} each.{allocated}"
+    return f"Job '{job.name}': {what} on {where}, {ranks}.{allocated}"

@@ -122,7 +122,7 @@ class Allocations:
 
     def _notice(self) -> float:
         """Return how many seconds before its end a node is left."""
-        return max(self._cluster.ahead.total_seconds(), self._request.final_checkpoint_seconds + STOP_SECONDS)
+        return max(self._cluster.lead_time.total_seconds(), self._request.final_checkpoint_seconds + STOP_SECONDS)
 
     def usable(self, now: float) -> list[str]:
         """Return the nodes that the job has and may go on using."""

@@ -117,7 +117,7 @@ class SbatchRequest:
         cluster = self.cluster
         options = [f"--job-name={label_of(self.name)}", f"--comment={COMMENT}{self.job}", f"--nodes={count}", "--ntasks-per-node=1"]
         options += ["--no-kill", "--requeue", "--open-mode=append", "--output=/dev/null", "--chdir=/"]
-        options += [] if cluster.share else ["--exclusive", "--mem=0"]
+        options += ["--exclusive", "--mem=0"] if cluster.exclusive else []
         options += [] if cluster.minutes is None else [f"--time={cluster.minutes}"]
         fields: dict[str, object] = {
             "partition": cluster.partition,

@@ -39,8 +39,8 @@ class SlurmNodes(RemoteNodes):
         self._spec = cluster
         self._launchers: list[subprocess.Popen[bytes]] = []
         transport = SlurmTransport(cluster, self._allocation_of, self._state_of)
-        super().__init__(RemoteCluster(cluster.name, directory_of(cluster), cluster.interface, cluster.domains), transport)
-        self._domains = dict(cluster.domains)
+        super().__init__(RemoteCluster(cluster.name, directory_of(cluster), cluster.interface, cluster.failure_domains), transport)
+        self._domains = dict(cluster.failure_domains)
 
     def _allocation_of(self, node: str) -> str | None:
         found = self.allocator.by_node.get(node)

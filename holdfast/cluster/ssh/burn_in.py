@@ -24,7 +24,7 @@ class SshBurnInConnections(BurnInConnections):
 
     def __init__(self, cluster: SshCluster) -> None:
         """Raise `OperatorError` when a key or the known_hosts file that the user names cannot be used."""
-        self._connector, self._folder = Connector(cluster), cluster.burn_in.folder or FOLDER
+        self._connector, self._folder = Connector(cluster), cluster.burn_in.directory or FOLDER
         self._nice = cluster.burn_in.nice
         self._targets = {target.node: target for target in self._connector.targets}
 

@@ -84,7 +84,9 @@ class SshSweeper(Sweeper):
             while missing:
                 found = list(pool.map(lambda node: self._probe(node, deadline), missing))
                 probes |= {one.node: one for one in found}
-                again = {one.node for one in found if isinstance(one.found, UnansweredProbe) and one.found.times < self.cluster.misses}
+                again = {
+                    one.node for one in found if isinstance(one.found, UnansweredProbe) and one.found.times < self.cluster.failure_threshold
+                }
                 missing = [node for node in missing if node.target.node in again]
                 if missing:
                     time.sleep(self._pause)

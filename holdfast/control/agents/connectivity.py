@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PATIENCE: Final = 5.0
 """Seconds to wait for an attempt that has begun."""
-PARTITIONED: Final = "control-plane-lost"
+PARTITIONED: Final = "controller-partitioned"
 """The fault's kind in the catalogue."""
 SILENT: Final = 8
 """Heartbeats without any message after which a controller may be cut off."""

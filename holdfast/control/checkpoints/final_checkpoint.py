@@ -49,7 +49,7 @@ def newest_complete(stored: Iterable[NodeSnapshots], world: int, homes: Mapping[
 
 def save_final_checkpoint(run: JobController) -> None:
     """Write the newest step that is complete in the nodes' memory to disk, if the disk has none as new; record the result."""
-    limit, members = run.spec.limits.last_save.total_seconds(), run.generations.members
+    limit, members = run.spec.timeouts.final_checkpoint.total_seconds(), run.generations.members
     nodes = [node for node in run.agents.alive() if node in run.agents.memory]
     if not limit or not nodes or not members:
         return
@@ -75,7 +75,7 @@ def save_final_checkpoint(run: JobController) -> None:
     if newest_on_disk(run) >= step:
         run.log.record_event(f"step {step} was saved out of the nodes' memory before they were released")
         return
-    why = "; ".join(problems) or f"it took longer than {limit:g} s (`limits.last_save`)"
+    why = "; ".join(problems) or f"it took longer than {limit:g} s (`timeouts.final_checkpoint`)"
     run.log.record_event(f"step {step} in the nodes' memory is not saved: {why}. The newest checkpoint is that of step {on_disk}")
 
 

@@ -58,7 +58,7 @@ def case_of(fleet: FleetStatistics, work: StepStatistics, nodes: int) -> tuple[I
 
 def limits_of(plan: CheckpointPlan) -> IntervalLimits:
     """Return the limits of a job's plan for the policy."""
-    return IntervalLimits(least=plan.every_least, most=plan.every_most)
+    return IntervalLimits(least=plan.min_interval, most=plan.max_interval)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class CheckpointInterval:
 
         *present* is the current interval (None at the launch), *incidents* are those that were handled so far, *steps* are times of steps.
         """
-        if self.plan.every != "auto":
+        if self.plan.interval != "auto":
             return None
         now, work = present or self.plan.first, self._work(steps)
         case, _ = case_of(self._fleet(nodes, incidents), work, nodes)

@@ -32,7 +32,7 @@ INTERVAL: Final = 1.0
 """Seconds between two checks of a file."""
 DECISION_WAIT: Final = 0.05
 """Seconds that a decision waits for a check, at most: a local file takes a millisecond."""
-LIVE_FIELDS: Final = frozenset({"maintenance", "notice"})
+LIVE_FIELDS: Final = frozenset({"maintenance", "preemption_notice"})
 """Fields of the cluster file that apply to running jobs; the others stay as the job was submitted with them."""
 
 T = TypeVar("T")
@@ -196,30 +196,32 @@ class ClusterFile(_WatchedFile[Cluster]):
         super().__init__()
         self.present, self._submitted = cluster, cluster
         self._others_reported = False
-        if cluster.plan is not None:
+        if cluster.maintenance_file is not None:
             name = f"plan of {cluster.name}"
-            self._watcher = FileWatcher(Path(cluster.plan), reread_cluster, self._on_accept, self._on_reject, name=name)
+            self._watcher = FileWatcher(Path(cluster.maintenance_file), reread_cluster, self._on_accept, self._on_reject, name=name)
             self._watcher.begin()
 
     def _on_reject(self, problems: str) -> None:
-        self._messages.append(f"cluster file {problems}. Its previous `maintenance` and `notice` stay in force")
+        self._messages.append(f"cluster file {problems}. Its previous `maintenance` and `preemption_notice` stay in force")
 
     def _on_accept(self, found: Cluster, was_rejected: bool) -> None:  # noqa: FBT001 (the watcher's signature)
         differences, before = [], self.present
         if found.maintenance != before.maintenance:
             new, old = (", ".join(map(_window, plan)) or "none" for plan in (found.maintenance, before.maintenance))
             differences.append(f"maintenance: {new} (was: {old})")
-        if found.notice != before.notice:
-            differences.append("notice")
+        if found.preemption_notice != before.preemption_notice:
+            differences.append("preemption_notice")
         self.present = before.model_copy(update={name: getattr(found, name) for name in LIVE_FIELDS})
         if differences:
-            self._messages.append(f"cluster file {before.plan} has changed; from now on: {'; '.join(differences)}")
+            self._messages.append(f"cluster file {before.maintenance_file} has changed; from now on: {'; '.join(differences)}")
         elif was_rejected:
-            self._messages.append(f"cluster file {before.plan} is usable again, and equals the plan in force")
+            self._messages.append(f"cluster file {before.maintenance_file} is usable again, and equals the plan in force")
         others = self._other_differences(found)
         if others and not self._others_reported:
             self._others_reported = True
-            self._messages.append(f"cluster file {before.plan} also changes {', '.join(others)}: that applies to jobs submitted later")
+            self._messages.append(
+                f"cluster file {before.maintenance_file} also changes {', '.join(others)}: that applies to jobs submitted later"
+            )
 
     def _other_differences(self, found: Cluster) -> list[str]:
         """Return the other fields that differ from what the job was submitted with."""
@@ -230,6 +232,6 @@ class ClusterFile(_WatchedFile[Cluster]):
 
 
 def _window(one: Maintenance) -> str:
-    where = ", ".join([*one.nodes, *one.domains]) or "all nodes"
-    again = "" if one.every is None else f", every {duration(one.every.total_seconds())}"
-    return f"{one.reason} of {where} from {moment(one.begins.timestamp())} for {duration(one.lasts.total_seconds())}{again}"
+    where = ", ".join([*one.nodes, *one.failure_domains]) or "all nodes"
+    again = "" if one.interval is None else f", every {duration(one.interval.total_seconds())}"
+    return f"{one.reason} of {where} from {moment(one.start.timestamp())} for {duration(one.duration.total_seconds())}{again}"

@@ -42,22 +42,24 @@ def prepare_fields(spec: TrainingJob, cluster: Cluster, job: Job) -> dict[str, A
     argv = list(spec.command or [])
     if spec.script is not None:  # as typed, like torchrun; nobody else expands a home folder
         argv = [str(spec.inside(spec.script)) if spec.script.startswith("~") else spec.script, *spec.args]
+    if spec.module is not None:  # the pool of agents knows the interpreter of each node
+        argv = ["", "-m", spec.module, *spec.args]
     return {
         "job": job.id,
         "name": job.name,
-        "lease": spec.limits.lease.total_seconds(),
+        "lease": spec.timeouts.lease.total_seconds(),
         "warm": warm,
         "python": spec.python or ("" if remote else sys.executable),
         "preload": list(USUAL_IMPORTS) if warm and _wants_torch(spec.inside(argv[0]), unread=remote) else [],
         "argv": argv,
         "directory": str(spec.inside(".")),
         "environment": {**({} if remote else source_tree_env(os.environ)), **_environment(spec, job)},
-        "defaults": {**TORCHRUN_SETS, **({"OMP_NUM_THREADS": "1"} if spec.nodes.ranks > 1 else {})},
+        "defaults": {**TORCHRUN_SETS, **({"OMP_NUM_THREADS": "1"} if spec.ranks_per_node > 1 else {})},
         "log_directory": str(log_directory(job)),
         "watch": spec.checks.nodes,
-        "beat": beat_of(spec.nodes.wanted),
-        "notice": cluster.notice.for_agents(),
-        "memory": {"limit": spec.checkpoint.memory.limit} if spec.checkpoint.memory.every else None,
+        "beat": beat_of(spec.max_nodes),
+        "notice": cluster.preemption_notice.for_agents(),
+        "memory": {"limit": spec.checkpoint.memory.max_memory} if spec.checkpoint.memory.interval else None,
     }
 
 
@@ -80,20 +82,20 @@ def _environment(spec: TrainingJob, job: Job) -> dict[str, str]:
     environment = {
         "PYTHONUNBUFFERED": "1",  # what a killed worker printed is evidence
         "HOLDFAST_JOB": job.name,
-        "HOLDFAST_WIDTH": str(spec.nodes.wanted * spec.nodes.ranks),
+        "HOLDFAST_WIDTH": str(spec.max_nodes * spec.ranks_per_node),
         "HOLDFAST_TOKEN": token_of(job),
         "HOLDFAST_CHECKPOINT_DIR": str(spec.checkpoints),
         "HOLDFAST_SAVE_EVERY": str(spec.checkpoint.first),
         "HOLDFAST_KEEP": str(spec.checkpoint.keep),
-        "HOLDFAST_CHECK_EVERY": str(spec.checks.copies),
-        "HOLDFAST_MEMORY_EVERY": str(memory.every),
-        "HOLDFAST_MEMORY_OVERHEAD": str(memory.overhead),
-        "HOLDFAST_MEMORY_POLICY": memory.policy,
-        "HOLDFAST_MEMORY_PAUSE": str(memory.pause.total_seconds()),
+        "HOLDFAST_CHECK_EVERY": str(spec.checks.replicas),
+        "HOLDFAST_MEMORY_EVERY": str(memory.interval),
+        "HOLDFAST_MEMORY_OVERHEAD": str(memory.max_overhead),
+        "HOLDFAST_MEMORY_POLICY": memory.when_late,
+        "HOLDFAST_MEMORY_PAUSE": str(memory.max_pause.total_seconds()),
     }
     if spec.checkpoint.bandwidth is not None:
         environment["HOLDFAST_SAVE_BANDWIDTH"] = str(spec.checkpoint.bandwidth)
-    return {**environment, **spec.environment}
+    return {**environment, **spec.env}
 
 
 def token_of(job: Job) -> str:

@@ -9,7 +9,7 @@ from detectors.associations import follows_step, is_secondary
 from detectors.catalogue import CATALOGUE, Fault
 from detectors.diagnosis import evidence_wait_seconds, see
 from detectors.evidence import AgentUnreachable, Unknown
-from detectors.groups import GROUP_BROKEN, TAKE_OVER_FAILED
+from detectors.groups import GROUP_BROKEN, REPLACE_RANKS_FAILED
 from detectors.hang_analysis import STUCK
 from detectors.progress import OVERRUN, STALLS
 from holdfast.control.faults import network
@@ -23,7 +23,7 @@ MAX_GROUP_FAULTS: Final = 128
 """Failed groups that a diagnosis gets."""
 UNEXPLAINED: Final = STALLS | {
     GROUP_BROKEN.id,
-    TAKE_OVER_FAILED.id,
+    REPLACE_RANKS_FAILED.id,
     OVERRUN.id,
     *(kind for kind in CATALOGUE if is_secondary(kind)),
 }
@@ -74,9 +74,9 @@ def settled_faults(run: JobController, silences: list[AgentUnreachable]) -> tupl
     A secondary failure alone waits for its cause, a correlated failure for the same one on other nodes, a stall for an agent that may have
     been lost with its node.
     """
-    begin, silence, checked = time.monotonic(), run.spec.limits.agent_silence.total_seconds(), False
+    begin, silence, checked = time.monotonic(), run.spec.timeouts.heartbeat.total_seconds(), False
     while True:
-        found = run.faults.acting() + see(silences, hang_limits(run.spec.limits))
+        found = run.faults.acting() + see(silences, hang_limits(run.spec.timeouts))
         faults, nodes = limit_group_faults(found), _nodes_to_expect(run, found)
         uncertain = run.faults.uncertain() or not run.faults.missing_members().keys() <= {silence.node for silence in silences}
         if faults and not uncertain and _can_replace_ranks(run, faults, silences):
@@ -107,7 +107,7 @@ def _partitioned_nodes(run: JobController, faults: list[Fault]) -> tuple[list[Fa
     found, pairs = network.check_connections(run.agents.source, faults, nodes)
     if pairs:
         run.log.record_event(f"{network.describe(pairs)}; this does not show which of them is cut off")
-    return see(found, hang_limits(run.spec.limits)), bool(pairs)
+    return see(found, hang_limits(run.spec.timeouts)), bool(pairs)
 
 
 def _node_to_drop(run: JobController, faults: list[Fault]) -> list[Fault]:
@@ -116,7 +116,7 @@ def _node_to_drop(run: JobController, faults: list[Fault]) -> list[Fault]:
         return []
     members = run.generations.members
     _, pairs = network.check_connections(run.agents.source, faults, members)
-    return see(network.nodes_to_drop(pairs, members, time.time()), hang_limits(run.spec.limits))
+    return see(network.nodes_to_drop(pairs, members, time.time()), hang_limits(run.spec.timeouts))
 
 
 def _wait_out_hang(run: JobController, faults: list[Fault]) -> tuple[list[Fault], list[AgentUnreachable]]:
@@ -124,12 +124,12 @@ def _wait_out_hang(run: JobController, faults: list[Fault]) -> tuple[list[Fault]
 
     TCP sends lost packets again after longer and longer pauses (RFC 6298), and a busy machine is late.
     """
-    end, silences = time.monotonic() + run.spec.limits.hang_least.total_seconds(), list[AgentUnreachable]()
+    end, silences = time.monotonic() + run.spec.timeouts.hang_min.total_seconds(), list[AgentUnreachable]()
     while {fault.kind for fault in faults} == {STUCK.id} and not silences and time.monotonic() < end:
         run.pump(0.02)
         faults = limit_group_faults(run.faults.acting())
         silences = recheck_silent(run) if run.faults.missing_members() else []
-    return faults + see(silences, hang_limits(run.spec.limits)), silences
+    return faults + see(silences, hang_limits(run.spec.timeouts)), silences
 
 
 def limit_group_faults(faults: list[Fault]) -> list[Fault]:
@@ -160,7 +160,7 @@ def _can_replace_ranks(run: JobController, faults: list[Fault], silences: list[A
     if is_secondary(diagnosis.root.kind):
         return False
     case = recovery_case(run, run.incidents.current, diagnosis, lost=frozenset(lost_nodes(faults, silences)))
-    return run.policy.decide(case).decision.action is RecoveryAction.TAKE_OVER
+    return run.policy.decide(case).decision.action is RecoveryAction.REPLACE_RANKS
 
 
 def _all_ranks_run(run: JobController) -> bool:

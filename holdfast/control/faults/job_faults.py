@@ -61,11 +61,11 @@ class JobFaults:
     _next_roll_call: float = 0.0
 
     def __post_init__(self) -> None:
-        self.connectivity = ConnectivityMonitor(self.agents, self.spec.limits.lease.total_seconds(), self.announce, self.log.record_event)
+        self.connectivity = ConnectivityMonitor(self.agents, self.spec.timeouts.lease.total_seconds(), self.announce, self.log.record_event)
         self.pauses = Pauses(self.log.record_event)
         self.rank_status = RankStatusQuery(self.agents)
         self.network_check = NetworkCheck(self.agents.source)
-        self._limits = hang_limits(self.spec.limits)
+        self._limits = hang_limits(self.spec.timeouts)
         self.begin(self.generations.state)
 
     def begin(self, state: GenerationState) -> None:
@@ -93,7 +93,7 @@ class JobFaults:
 
     def missing_members(self) -> dict[str, str]:
         """Return the members whose agents are unreachable, and why: the agent exited, or is silent while no step is made."""
-        gone, limit = self.agents.disconnected(), self.spec.limits.agent_silence.total_seconds()
+        gone, limit = self.agents.disconnected(), self.spec.timeouts.heartbeat.total_seconds()
         silent = self.agents.silent(limit)
         if silent and self._steps_advance():
             silent = {}  # never act on a node while the job's steps still advance through it
@@ -109,7 +109,7 @@ class JobFaults:
 
     def unreachable(self) -> dict[str, str]:
         """Return the nodes whose agents are silent and accept no new connection, and why; none while all of them are."""
-        return {} if self.connectivity.is_partitioned() else self.agents.lost(self.spec.limits.agent_silence.total_seconds())
+        return {} if self.connectivity.is_partitioned() else self.agents.lost(self.spec.timeouts.heartbeat.total_seconds())
 
     def uncertain(self) -> bool:
         """Return whether an agent may turn out to be missing within a moment, or has just answered again.
@@ -124,7 +124,7 @@ class JobFaults:
 
     def _steps_advance(self) -> bool:
         newest = max((rank.progress_at for rank in self.generations.state.ranks.values()), default=0.0)
-        return time.time() - newest < self.spec.limits.agent_silence.total_seconds()
+        return time.time() - newest < self.spec.timeouts.heartbeat.total_seconds()
 
     def stalled(self) -> bool:
         """Return whether no rank has made progress for longer than the job's own steps explain."""
@@ -154,7 +154,7 @@ class JobFaults:
         if missing:
             return "; ".join(f"the agent of {node} is unreachable: {why}" for node, why in missing.items())
         found = self.acting()
-        return f"{found[0].kind} of {found[0].subject}: {found[0].quote}" if found else None
+        return f"{found[0].kind} of {found[0].target}: {found[0].quote}" if found else None
 
     # -- periodic checks ----------------------------------------------------------------------------------------------
 
@@ -209,8 +209,8 @@ class JobFaults:
             at=fault.at,
             kind=fault.kind,
             recommended_action=self.recommended_actions.of(fault),
-            subject=fault.subject,
-            blame=fault.entry.blame,
+            target=fault.target,
+            attributed_to=fault.entry.attributed_to,
             rank=fault.rank,
             node=fault.node,
             generation=self.generations.number,

@@ -34,16 +34,16 @@ class RankStatusQuery:
         """Query when it is time, without waiting."""
         if not seen.steps_expected or not seen.ranks or any(rank.section for rank in seen.ranks.values()):
             return
-        limit = hang_limit(seen.step_seconds, limits) if seen.step_seconds else limits.first_step
+        limit = hang_limit(seen.step_seconds, limits) if seen.step_seconds else limits.startup
         quiet = min(rank.age for rank in seen.ranks.values())
         if quiet < FIRST * limit or seen.at - state.asked_at < max(MIN_INTERVAL, AGAIN * max(limit, quiet)):
             return
         state.asked_at = seen.at
         self.ask(state, {rank.node for rank in seen.ranks.values()}, {"do": "roll-call"})
 
-    def ask(self, state: GenerationState, nodes: Iterable[str], question: Message, *, ranks: list[int] | None = None) -> None:
+    def ask(self, state: GenerationState, nodes: Iterable[str], query: Message, *, ranks: list[int] | None = None) -> None:
         """Send a query to the ranks on *nodes*; the answers are events."""
-        facts = {"generation": state.generation, "query": question, "ranks": ranks}
+        facts = {"generation": state.generation, "query": query, "ranks": ranks}
         self._agents.send_commands_async(dict.fromkeys(set(nodes) & set(self._agents.alive()), facts), "query")
 
 
@@ -105,6 +105,6 @@ def _group(group: Mapping[str, Any]) -> GroupProgress:
 
 def _ranks(ranks: Any) -> tuple[int, ...]:  # noqa: ANN401 (an object or a list)
     if isinstance(ranks, dict):
-        first, pace, count = int(ranks["first"]), int(ranks["pace"]), int(ranks["count"])
-        return tuple(range(first, first + pace * count, pace))
+        first, stride, count = int(ranks["first"]), int(ranks["stride"]), int(ranks["count"])
+        return tuple(range(first, first + stride * count, stride))
     return tuple(int(rank) for rank in ranks)

@@ -17,7 +17,7 @@ from policies.states import Event, Transition
 
 def grow_by_restart(run: JobController) -> Transition:
     """Add the nodes that are free again; until the ranks are stopped a failure leaves training as it is."""
-    begin, limit = time.monotonic(), run.policy.deadlines.of(RecoveryAction.SHRINK)
+    begin, limit = time.monotonic(), run.policy.timeouts.of(RecoveryAction.SHRINK_RESTART)
     generations, nodes = run.generations, run.scale_up.nodes()
     added = _bring_up(run, nodes)
     turn = poll(run)
@@ -32,7 +32,7 @@ def grow_by_restart(run: JobController) -> Transition:
     try:
         failed = _stop(run)
         if not failed:
-            begin_generation(run, place((*generations.members, *added), run.spec.nodes.ranks), reason=reason)
+            begin_generation(run, place((*generations.members, *added), run.spec.ranks_per_node), reason=reason)
     except (NodeError, WorldError) as error:
         failed = str(error)
     if failed:
@@ -42,7 +42,7 @@ def grow_by_restart(run: JobController) -> Transition:
     seconds = time.monotonic() - begin
     if turn is None:
         reached = {view.rank: view.reached() for view in generations.state.ranks.values()}
-        overrun = RecoveryTimeout(at=time.time(), action=RecoveryAction.SHRINK, seconds=seconds, limit=limit, reached=reached)
+        overrun = RecoveryTimeout(at=time.time(), action=RecoveryAction.SHRINK_RESTART, seconds=seconds, limit=limit, reached=reached)
         generations.state.overrun = overrun
         return Transition(Event.FAULTED, f"a start on more nodes brought no step within {limit:.0f} s")
     if turn.event is Event.STARTED:

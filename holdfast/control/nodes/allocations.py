@@ -69,17 +69,20 @@ class AllocatedNodes:
         allocator = self._allocator
         if allocator is None:
             return
-        nodes, members, incident = self.spec.nodes, self.generations.members, self.incidents.current
+        members, incident = self.generations.members, self.incidents.current
         usable = allocator.usable(time.time())
         self._forget_old_notices(allocator, usable)
         names = {*usable, *members, *self.eligibility.isolated()}
         out = {node: why for node in names if (why := self.eligibility.isolation(node))}
-        used, save = frozenset() if self.machine.state is State.WAITING else frozenset(members), self.spec.limits.last_save.total_seconds()
+        used, save = (
+            frozenset() if self.machine.state is State.WAITING else frozenset(members),
+            self.spec.timeouts.final_checkpoint.total_seconds(),
+        )
         if incident is not None:
             self._note_lost(incident.lost, incident.silent_since)
         alive = set(self.agents.alive())
         self._lost = {node: at for node, at in self._lost.items() if node not in alive}
-        wanted, back = nodes.wanted + nodes.spare, self.eligibility.back_in_service()
+        wanted, back = self.spec.max_nodes + self.spec.spare_nodes, self.eligibility.back_in_service()
         allocator.request(
             AllocationRequest(
                 nodes=wanted, excluded=out, returned=back, unreachable=dict(self._lost), in_use=used, final_checkpoint_seconds=save
@@ -105,7 +108,7 @@ class AllocatedNodes:
     def _record_faults(self, allocator: Allocator) -> None:
         """Record the faults that the scheduler reports of nodes, once as long as they last."""
         for state in allocator.scheduler_states():
-            faults = see([state], hang_limits(self.spec.limits))
+            faults = see([state], hang_limits(self.spec.timeouts))
             kinds = tuple(fault.kind for fault in faults)
             if self._recorded.get(state.node, ()) == kinds:
                 continue
@@ -129,7 +132,7 @@ class AllocatedNodes:
     def has_enough_nodes(self) -> bool:
         """Return whether the job can start on the allocated nodes."""
         usable = self.usable()
-        return usable is None or len(self.eligibility.usable(usable)) >= self.spec.nodes.wanted
+        return usable is None or len(self.eligibility.usable(usable)) >= self.spec.max_nodes
 
     def may_retry_launch(self) -> bool:
         """Return whether a launch that found too few nodes is to wait for others: nodes on which no agent starts count as lost."""
@@ -167,8 +170,8 @@ class AllocatedNodes:
     def end(self) -> str:
         """Return that the allocation of this controller itself is nearly over; empty where it is not."""
         over = None if self._allocator is None else self._allocator.ends_at()
-        limits = self.spec.limits
-        if over is None or time.time() < over - limits.last_save.total_seconds() - limits.stop_grace.total_seconds() - STOP_SECONDS:
+        timeouts = self.spec.timeouts
+        if over is None or time.time() < over - (timeouts.final_checkpoint + timeouts.termination_grace).total_seconds() - STOP_SECONDS:
             return ""
         return (
             f"the allocation of the controller ends at {moment(over)}: a final checkpoint is saved, and the same `holdfast run` continues"

@@ -84,19 +84,19 @@ class PlannedDrains:
         found = {node: eligibility.drain_of(node) for node in members if eligibility.has_preemption_notice(node)}
         if not members or len(found) < len(members) or self.nodes.free():
             return ""
-        save = self.spec.limits.last_save.total_seconds()
+        save = self.spec.timeouts.final_checkpoint.total_seconds()
         if not any(one is not None and one.is_urgent(now, save) for one in found.values()):
             return ""
         return "every node of the job has a preemption notice, and no other one is free: a final checkpoint is saved"
 
     def _walltime_over(self) -> str:
-        limits, submitted = self.spec.limits, self.log.job.at
-        if limits.walltime is None:
+        timeouts, submitted = self.spec.timeouts, self.log.job.at
+        if self.spec.walltime is None:
             return ""
-        walltime, save = limits.walltime.total_seconds(), limits.last_save.total_seconds() + limits.stop_grace.total_seconds()
+        walltime, save = self.spec.walltime.total_seconds(), (timeouts.final_checkpoint + timeouts.termination_grace).total_seconds()
         if time.time() < ends_at(submitted=submitted, walltime=walltime, save=save):
             return ""
-        end = f"the walltime of {duration(walltime)} (`limits.walltime`) ends at {moment(submitted + walltime)}"
+        end = f"the walltime of {duration(walltime)} (`walltime`) ends at {moment(submitted + walltime)}"
         return f"{end}: a final checkpoint is saved, and the same `holdfast run` continues from it"
 
     def _view(self, node: str, now: float) -> DrainView:
@@ -108,7 +108,7 @@ class PlannedDrains:
             room=self._has_room(node),
             tried=self._requested.get(node) if outcome else None,
             outcome=outcome,
-            save=self.spec.limits.last_save.total_seconds(),
+            save=self.spec.timeouts.final_checkpoint.total_seconds(),
         )
 
     def _has_room(self, node: str) -> bool:

@@ -132,7 +132,7 @@ class NodeEligibility:
             reason = f"drained by {cordon.owner.name}{until}: {cordon.reason}"
             found.append(Drain(node=node, reason=reason, since=cordon.at, by=cordon.leave_by))
         if (outage := self._outage(node)) is not None:
-            found.append(Drain(node=node, reason=_window(outage), since=min(time.time(), outage.begins), by=outage.begins))
+            found.append(Drain(node=node, reason=_window(outage), since=min(time.time(), outage.start), by=outage.start))
         return min(found, key=lambda one: float("inf") if one.by is None else one.by, default=None)
 
     def _outage(self, node: str) -> PlannedOutage | None:
@@ -295,7 +295,7 @@ class NodeEligibility:
             self.record_event(f"{one.node} is not quarantined for {one.reason}: {answer.why}. It is suspect meanwhile")
             answer = record.apply(self.history, table, one.node, lambda node, limits: doubt(node, request, limits), now=now)
         if isinstance(answer, CordonChanged):
-            for move in answer.moves:
+            for move in answer.transitions:
                 self.record_event(f"{one.node}: {move.before} -> {move.after}: {move.reason}")
                 self.approvals.publish("node-moved", {"node": one.node, "move": move, "hold": answer.hold})
         elif isinstance(answer, OutOfDate):
@@ -303,4 +303,4 @@ class NodeEligibility:
 
 
 def _window(outage: PlannedOutage) -> str:
-    return f"{outage.reason} from {moment(outage.begins)} to {moment(outage.ends)}"
+    return f"{outage.reason} from {moment(outage.start)} to {moment(outage.ends)}"

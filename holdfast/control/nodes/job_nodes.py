@@ -73,7 +73,7 @@ class JobNodes:
         eligibility.allocation_drain = self.allocations.drain_of
         self.spare_pool = SparePool(
             log=self.log,
-            wanted=self.spec.nodes,
+            spec=self.spec,
             agents=self.agents,
             generations=self.generations,
             preflight=self.preflight,
@@ -94,7 +94,7 @@ class JobNodes:
 
     def free(self) -> list[str]:
         """Return the nodes of the cluster that no job has and that this one may have, in the cluster's order."""
-        fit = set(self.cluster.labelled(self.spec.nodes.labels)) if self.spec.nodes.labels else None
+        fit = set(self.cluster.labelled(self.spec.node_labels)) if self.spec.node_labels else None
         few = short_of_gpus(self.spec, self.cluster)
         return self.eligibility.usable(node for node in self.agents.free() if (fit is None or node in fit) and node not in few)
 
@@ -116,7 +116,7 @@ class JobNodes:
         alive = [
             node for node in self.agents.alive() if not (eligibility.drain_of(node) if node in ranks else eligibility.why_ineligible(node))
         ]
-        return {node: max(0, self.spec.nodes.ranks - len(ranks.get(node, ()))) for node in alive}
+        return {node: max(0, self.spec.ranks_per_node - len(ranks.get(node, ()))) for node in alive}
 
     def bring_up(self, nodes: Iterable[str]) -> dict[str, AgentClient | WorldError]:
         """Start agents on *nodes*, and record those that have one; return the agents' clients, or why there is none."""
@@ -130,7 +130,7 @@ class JobNodes:
         """Release spare nodes that are unreachable or out of service: no rank is affected, so that is an event and no incident."""
         if self.faults.connectivity.is_partitioned():
             return
-        silence, members = self.spec.limits.agent_silence.total_seconds(), set(self.generations.members)
+        silence, members = self.spec.timeouts.heartbeat.total_seconds(), set(self.generations.members)
         if self.machine.state is State.RUNNING and self.incidents.current is None:
             silence = max(silence, SPARE_PATIENCE)
         for node, why in self.agents.lost(silence).items():
@@ -163,8 +163,9 @@ class JobNodes:
         generations = self.generations
         if not (generations.roles and generations.state.grouped() and generations.state.all_stepped()):
             return
-        nodes, room = self.spec.nodes, self.room()
-        count = nodes.standbys if nodes.standbys is not None else min(nodes.ranks * nodes.spare, sum(room.values()))
+        spec, room = self.spec, self.room()
+        auto = min(spec.ranks_per_node * spec.spare_nodes, sum(room.values()))
+        count = auto if spec.hot_spares == "auto" else spec.hot_spares
         stay = tuple(node for node in generations.members if not self.eligibility.drain_of(node))
         self.hot_spares.maintain(places_for(count, room, stay, self.hot_spares.held()), self.hot_spare_spec())
 
@@ -178,6 +179,6 @@ class JobNodes:
         return {
             **self.generations.seat_environment(rank),
             **roles_environment(self.generations.roles, self.generations.recordings),
-            "HOLDFAST_STANDBY": str(number),
+            "HOLDFAST_HOT_SPARE": str(number),
             "HOLDFAST_WAITING_ROLE": str(role),
         }

@@ -20,7 +20,7 @@ from holdfast.control.state.generations import Generations
 from holdfast.errors import HoldfastError
 from holdfast.log import note
 from holdfast.report.wording import ranks as in_ranges
-from holdfast.spec.job import Nodes
+from holdfast.spec.job import TrainingJob
 from policies.in_process import placements_to_grow, restart_pays_off
 
 log = logging.getLogger("holdfast.control")
@@ -39,9 +39,9 @@ STEPS: Final = 64
 class ScaleUp:
     """Finds out when the job can grow."""
 
-    def __init__(self, wanted: Nodes, generations: Generations, nodes: JobNodes, newest_checkpoint: Callable[[], int]) -> None:
-        """Grow to *wanted* nodes; *newest_checkpoint* returns the step of the newest complete checkpoint."""
-        self._wanted, self._generations, self._nodes, self._newest_checkpoint = wanted, generations, nodes, newest_checkpoint
+    def __init__(self, spec: TrainingJob, generations: Generations, nodes: JobNodes, newest_checkpoint: Callable[[], int]) -> None:
+        """Grow to the nodes that *spec* asks for; *newest_checkpoint* returns the step of the newest complete checkpoint."""
+        self._spec, self._generations, self._nodes, self._newest_checkpoint = spec, generations, nodes, newest_checkpoint
         self.due = False
         """There is room for a complete copy of the model, as far as is known."""
         self.found: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class ScaleUp:
     @property
     def by_restart(self) -> bool:
         """Return whether the job was started on fewer nodes than it wants: to grow, it has to restart all ranks."""
-        ranks, full = self._generations.state.ranks, self._wanted.wanted * self._wanted.ranks
+        ranks, full = self._generations.state.ranks, self._spec.max_nodes * self._spec.ranks_per_node
         return bool(ranks) and not self._generations.vacant() and len(ranks) < full
 
     def nodes(self) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ class ScaleUp:
         members = self._generations.members
         free = [node for node in self.found if not self._nodes.eligibility.why_ineligible(node) and node not in members]
         known = dict.fromkeys([*self._nodes.spares(), *free])
-        return tuple(islice(known, max(0, self._wanted.wanted - len(members))))
+        return tuple(islice(known, max(0, self._spec.max_nodes - len(members))))
 
     def _restart_is_worth_it(self, now: float) -> bool:
         """Return whether nodes have been free for a while, and gain more than a restart of all ranks costs."""
@@ -108,7 +108,7 @@ class ScaleUp:
     def places(self) -> dict[int, str]:
         """Return a node for each missing rank that can join, on nodes with an agent or that can be brought up."""
         generations, nodes = self._generations, self._nodes
-        room = {node: self._wanted.ranks for node in self.found if not nodes.eligibility.why_ineligible(node)} | nodes.room()
+        room = {node: self._spec.ranks_per_node for node in self.found if not nodes.eligibility.why_ineligible(node)} | nodes.room()
         if not generations.state.all_stepped():
             return {}
         return placements_to_grow(generations.copies, generations.state.ranks.keys(), room)

@@ -19,7 +19,7 @@ from holdfast.control.state.job_log import JobLog
 from holdfast.errors import HoldfastError, WorldError
 from holdfast.log import note
 from holdfast.report.wording import listing, plural
-from holdfast.spec.job import Nodes
+from holdfast.spec.job import TrainingJob
 
 log = logging.getLogger("holdfast.control")
 
@@ -35,7 +35,7 @@ class SparePool:
     """Keeps an agent on as many nodes as the job wants, spare nodes included."""
 
     log: JobLog
-    wanted: Nodes
+    spec: TrainingJob
     agents: AgentPool
     generations: Generations
     preflight: Preflight
@@ -82,7 +82,7 @@ class SparePool:
 
     def _missing(self) -> int:
         present = set(self.agents.alive()) | set(self.generations.members)
-        return max(0, self.wanted.wanted + self.wanted.spare - len(present))
+        return max(0, self.spec.max_nodes + self.spec.spare_nodes - len(present))
 
     def _fill(self) -> None:
         failed, added = dict[str, str](), list[str]()

@@ -8,7 +8,7 @@ from typing import Final
 from detectors.catalogue import CATALOGUE, Fault
 from detectors.diagnosis import Diagnosis, PastFailure
 from detectors.evidence import ReplaceRanksFailure
-from detectors.groups import TAKE_OVER_FAILED
+from detectors.groups import REPLACE_RANKS_FAILED
 from holdfast.control.faults.diagnosis import incident_faults, row_of
 from holdfast.control.state.incidents import IncidentInWork, RecoveryAttempt
 from holdfast.control.supervisor.controller import PROGRESSED, JobController
@@ -38,7 +38,7 @@ def open_incident(run: JobController, diagnosis: Diagnosis, detected: float, act
             job_id=run.job.id,
             number=run.incidents.count,
             kind=root.kind,
-            subject=root.subject,
+            target=root.target,
             fault_at=min(root.at if any(root.at == fault.at for fault in acting) else min(fault.at for fault in acting), detected),
             detected_at=detected,
             generation_before=run.generations.number,
@@ -50,8 +50,8 @@ def open_incident(run: JobController, diagnosis: Diagnosis, detected: float, act
         run.recorder.add(row)
         run.log.publish("opened", {"incident": incident})
     elif root.entry.weight > CATALOGUE[incident.row.kind].weight:
-        incident.row.kind, incident.row.subject = root.kind, root.subject
-        run.recorder.amend(models.Incident, incident.row.id, kind=root.kind, subject=root.subject)
+        incident.row.kind, incident.row.target = root.kind, root.target
+        run.recorder.amend(models.Incident, incident.row.id, kind=root.kind, target=root.target)
     known, kinds = set(incident.faults), Counter(fault.kind for fault in incident.faults)
     for fault in incident_faults(diagnosis, acting):
         if fault not in known:
@@ -69,10 +69,10 @@ def open_incident(run: JobController, diagnosis: Diagnosis, detected: float, act
 def bar_replace_ranks(run: JobController, incident: IncidentInWork, faults: list[Fault]) -> None:
     """Do not replace ranks again in this incident if a worker could not do it, or an agent refused although no rank was lost."""
     failed = [one for one in run.generations.state.evidence if isinstance(one, ReplaceRanksFailure)]
-    if any(one.rank is not None for one in failed) or (failed and all(fault.kind == TAKE_OVER_FAILED.id for fault in faults)):
+    if any(one.rank is not None for one in failed) or (failed and all(fault.kind == REPLACE_RANKS_FAILED.id for fault in faults)):
         incident.blocked_reason = f"it failed in this incident: {failed[0].why}"
-        if RecoveryAction.TAKE_OVER not in incident.tried:
-            incident.tried.append(RecoveryAction.TAKE_OVER)
+        if RecoveryAction.REPLACE_RANKS not in incident.tried:
+            incident.tried.append(RecoveryAction.REPLACE_RANKS)
 
 
 def record_decision(run: JobController, incident: IncidentInWork, case: Case, answer: Answer) -> None:

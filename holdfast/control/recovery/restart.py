@@ -23,7 +23,7 @@ from policies.states import Event, Transition
 
 STOP_SECONDS: Final = 10.0
 """How long killed workers may take to exit; one that hangs in the kernel for longer makes its node unfit."""
-WIDTH_MAY_CHANGE: Final = (RecoveryAction.SHRINK, RecoveryAction.WAIT_FOR_CAPACITY)
+WIDTH_MAY_CHANGE: Final = (RecoveryAction.SHRINK_RESTART, RecoveryAction.WAIT_FOR_CAPACITY)
 """Actions after which there may be fewer ranks: snapshots in memory fit one number of ranks, a checkpoint is read at any."""
 START_SECONDS: Final = 30.0
 """How long an agent may take to answer the command to start workers, where the action's timeout allows as much."""
@@ -89,7 +89,7 @@ def reschedule(run: JobController, decision: Decision) -> Transition:
     if decision.action not in WIDTH_MAY_CHANGE:  # after in-process recoveries fewer nodes may hold all ranks than are meant to
         world, after = len(generations.state.ranks), with_spares(after, nodes.spares(), generations.width)
     try:
-        membership = place(after, run.spec.nodes.ranks, world)
+        membership = place(after, run.spec.ranks_per_node, world)
         begin_generation(run, membership, reason=decision.reason, before=decision.before, skip=decision.skip)
     except NodeError as error:
         generations.state.evidence.append(StartFailure(node=error.node, at=time.time(), why=str(error)))

@@ -232,7 +232,7 @@ class GenerationState:
         self._now = now
         if isinstance(event, RankEvent):
             self.unseen.discard(event.rank)
-            if shows_progress and not (isinstance(event, Saved) and event.beside):
+            if shows_progress and not (isinstance(event, Saved) and event.overlapped):
                 self.ranks[event.rank].progress_at = now
 
     def keep(self, before: GenerationState, recommended_actions: RecommendedActions = CATALOGUE_ACTIONS) -> None:
@@ -261,7 +261,7 @@ class GenerationState:
         """Note its process; an activated hot spare reports steps."""
         view = self.ranks[event.rank]
         view.pid, view.started, view.started_at = event.pid, event.at, self._now
-        if event.standby is not None:
+        if event.hot_spare is not None:
             view.hello = view.managed = True  # it had warmed up
 
     def on_worker_kept(self, _node: str, event: WorkerKept) -> None:
@@ -345,7 +345,7 @@ class GenerationState:
                 if view.printed_at is None and beat.printed:
                     view.printed_at = self._now
                 self._advance(view, beat.step or 0)
-                self._note_breakdowns(view, beat.paces)
+                self._note_breakdowns(view, beat.step_timings)
                 self._note_checks(view, beat.checks)
 
     def _note_breakdowns(self, view: RankState, blocks: Iterable[list[float]]) -> None:
@@ -620,16 +620,16 @@ def _rank_progress(view: RankState, now: float, lasted: float) -> RankProgress:
     )
 
 
-def hang_limits(limits: Any) -> HangLimits:  # noqa: ANN401 (holdfast.spec.Limits, which this module must not need to import)
-    """Return the job's limits for the detectors, in seconds."""
-    silence = limits.output_silence
+def hang_limits(timeouts: Any) -> HangLimits:  # noqa: ANN401 (holdfast.spec.Timeouts, which this module must not need to import)
+    """Return the job's timeouts for the detectors, in seconds."""
+    silence = timeouts.log_silence
     return HangLimits(
-        first_step=limits.first_step.total_seconds(),
-        least=limits.hang_least.total_seconds(),
-        factor=limits.hang_factor,
-        timeout=limits.hang_timeout.total_seconds(),
-        section=limits.section.total_seconds(),
-        stopped_grace=limits.stopped_grace.total_seconds(),
-        output_silence=silence.total_seconds() if silence is not None else None,
-        end_grace=limits.end_grace.total_seconds(),
+        startup=timeouts.startup.total_seconds(),
+        hang_min=timeouts.hang_min.total_seconds(),
+        hang_multiplier=timeouts.hang_multiplier,
+        hang=timeouts.hang.total_seconds(),
+        section=timeouts.section.total_seconds(),
+        stopped_process=timeouts.stopped_process.total_seconds(),
+        log_silence=silence.total_seconds() if silence is not None else None,
+        exit_grace=timeouts.exit_grace.total_seconds(),
     )

@@ -103,7 +103,7 @@ class JobController:
     _next_fill: float = 0.0
 
     def __post_init__(self) -> None:
-        job, spec, agents, limits = self.job, self.spec, self.agents, self.spec.limits
+        job, spec, agents = self.job, self.spec, self.agents
         log = self.log = JobLog(job, self.cluster.name, self.recorder)
         self.policy_file, self.cluster_file = WatchedPolicy(spec, job_directory(spec.name)), ClusterFile(self.cluster)
         replicas, snapshots = Replicas(agents, spec.checkpoint.memory), SnapshotStats(self.recorder, job.id)
@@ -120,11 +120,11 @@ class JobController:
             replicas=replicas,
             snapshots=snapshots,
         )
-        approvals = Approvals(self.history, job, self.cluster.quarantine.ask.total_seconds(), log.record_event, log.publish)
+        approvals = Approvals(self.history, job, self.cluster.quarantine.approval_timeout.total_seconds(), log.record_event, log.publish)
         eligibility = NodeEligibility(
             self.cluster, self.history, agents.source.names, Owner(name=f"job {job.name}"), log.record_event, approvals
         )
-        eligibility.ends = None if limits.walltime is None else job.at + limits.walltime.total_seconds()
+        eligibility.ends = None if spec.walltime is None else job.at + spec.walltime.total_seconds()
         self.faults = JobFaults(
             log=log,
             spec=spec,
@@ -169,7 +169,7 @@ class JobController:
             log=log,
             history=self.history,
             cluster_kind=self.cluster.kind,
-            limits=hang_limits(limits),
+            limits=hang_limits(spec.timeouts),
             events=agents.event_queue,
             generations=generations,
             incidents=incidents,
@@ -179,7 +179,7 @@ class JobController:
             stragglers=self.stragglers,
             drains=self.drains,
         )
-        self.scale_up = ScaleUp(spec.nodes, generations, self.nodes, self.handlers.newest_complete)
+        self.scale_up = ScaleUp(spec, generations, self.nodes, self.handlers.newest_complete)
 
     # -- the state ----------------------------------------------------------------------------------------------------
 
@@ -331,7 +331,9 @@ class JobController:
         """Report what threads found while the controller did something else: nodes, preflight checks, the network, agents that are back."""
         generations = self.generations
         if self.incidents.current is None or self.state is State.WAITING:
-            self.log.publish("nodes", self.node_overview())
+            overview = self.node_overview()
+            self.log.publish("nodes", overview)
+            generations.record_reserve(overview)
         for why, nodes in self.nodes.preflight.news(generations.members).items():
             self.log.record_event(f"{', '.join(nodes)}: {why}")
         for text in self.faults.network_check.news():
@@ -346,7 +348,7 @@ class JobController:
         """Take over what the agent of *node*, which ran already, reports of its ranks and hot spares."""
         generations = self.generations
         generations.sent_to[node] = int(status["generation"])
-        self.nodes.hot_spares.reattach(node, status.get("standbys") or {}, generations.rank_table.width)
+        self.nodes.hot_spares.reattach(node, status.get("hot_spares") or {}, generations.rank_table.width)
         generations.state.unseen.difference_update(generations.state.membership.get(node, ()))
         for rank in status.get("grouped") or () if status["generation"] == generations.number else ():
             if rank in generations.state.ranks:
@@ -368,8 +370,8 @@ class JobController:
             return
         before, self.cluster = self.cluster, self.cluster_file.present
         self.nodes.cluster = self.nodes.eligibility.cluster = self.cluster
-        if self.cluster.notice != before.notice:  # where agents look for preemption notices
-            self.agents.plan["notice"] = self.cluster.notice.for_agents()
+        if self.cluster.preemption_notice != before.preemption_notice:  # where agents look for preemption notices
+            self.agents.plan["notice"] = self.cluster.preemption_notice.for_agents()
             for node in self.agents.alive():
                 self.agents.send_command_async(node, "notice", notice=self.agents.plan["notice"])
 

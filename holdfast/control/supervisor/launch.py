@@ -36,7 +36,7 @@ def begin(run: JobController) -> Transition | None:
         except OperatorError as error:
             return Transition(Event.GAVE_UP, str(error))
         try:
-            begin_generation(run, place(members, run.spec.nodes.ranks), reason="launch")
+            begin_generation(run, place(members, run.spec.ranks_per_node), reason="launch")
         except NodeError as error:  # before any rank ran it is no incident: the node is released, and the next try chooses again
             run.agents.drop(error.node)
             run.log.record_event(f"{error.node} is left out of the launch: {error}")
@@ -57,7 +57,7 @@ def wait_for_allocation(run: JobController) -> Transition | None:
             raise run.nodes.allocations.refused
         if (text := run.nodes.allocations.describe()) != reported and not run.nodes.allocations.has_enough_nodes():
             reported = text
-            run.log.record_event(f"waiting for {plural(run.spec.nodes.wanted, 'node')}: {text}")
+            run.log.record_event(f"waiting for {plural(run.spec.max_nodes, 'node')}: {text}")
     return None
 
 
@@ -66,8 +66,8 @@ def gather(run: JobController) -> tuple[str, ...]:
 
     Suspect nodes are used only where there are no others.
     """
-    nodes = run.spec.nodes
-    every, refused = nodes.wanted + nodes.spare, []
+    spec = run.spec
+    every, refused = spec.max_nodes + spec.spare_nodes, []
     run.nodes.preflight.remember()
     candidates = run.nodes.preflight.by_preference(run.nodes.free())
     while missing := _missing(run, every, candidates):
@@ -81,8 +81,8 @@ def gather(run: JobController) -> tuple[str, ...]:
     alive = set(run.agents.alive())
     ready = run.nodes.preflight.by_preference(run.nodes.eligibility.usable(node for node in order if node in alive))
     missing_for = [*refused, *run.nodes.eligibility.left_out(), *without_gpus(run), *reasons(run.agents.unusable_nodes)]
-    if len(ready) < nodes.wanted:
-        raise NotEnoughNodes(nodes.wanted, len(ready), run.cluster.name, "; ".join(missing_for))
+    if len(ready) < spec.max_nodes:
+        raise NotEnoughNodes(spec.max_nodes, len(ready), run.cluster.name, "; ".join(missing_for))
     for text in run.nodes.eligibility.news(order):
         run.log.record_event(text)
     ready, surplus = ready[:every], ready[every:]
@@ -92,16 +92,16 @@ def gather(run: JobController) -> tuple[str, ...]:
     short = every - len(ready)
     if short:
         run.log.record_event(
-            f"{short} of {nodes.spare} spare node(s) are not available" + (f": {'; '.join(missing_for)}" if missing_for else "")
+            f"{short} of {run.job.spare_nodes} spare node(s) are not available" + (f": {'; '.join(missing_for)}" if missing_for else "")
         )
     run.faults.network_check.begin(ready)
-    return tuple(ready[: nodes.wanted])
+    return tuple(ready[: spec.max_nodes])
 
 
 def without_gpus(run: JobController) -> list[str]:
     """Describe which local nodes have too few GPUs of their own, and what to do when that leaves the job too few nodes."""
     short = short_of_gpus(run.spec, run.cluster)
-    found = [f"{listing(sorted(short))} with fewer GPUs of its own than {run.spec.nodes.ranks} rank(s)"] if short else []
+    found = [f"{listing(sorted(short))} with fewer GPUs of its own than {run.spec.ranks_per_node} rank(s)"] if short else []
     return found + [one.cure for one in gpu_problems(run.spec, run.cluster)]
 
 
@@ -135,5 +135,5 @@ def _record_node_choice(run: JobController, ready: list[str], order: list[str]) 
     passed = [node for node in order[: max(healthy, default=0)] if node not in used]
     for why, nodes in run.nodes.preflight.news(passed).items():
         run.log.record_event(f"{', '.join(nodes)} passed over: {why}")
-    for why, nodes in run.nodes.preflight.news(ready[: run.spec.nodes.wanted]).items():
+    for why, nodes in run.nodes.preflight.news(ready[: run.spec.max_nodes]).items():
         run.log.record_event(f"{', '.join(nodes)}: {why}. There is no better node, so the job runs there")

@@ -57,7 +57,7 @@ Publish = Callable[[str, dict[str, Any]], None]
 SOON: Final = 10.0
 """Seconds within which a script that exits without having reported a step is suspicious."""
 END_SECONDS: Final = 10.0
-"""How long to wait for the database to store the last rows; the rest goes to the outbox file beside the job, to be stored next time."""
+"""How long to wait for the database to store the last rows; the outbox file of the job keeps the rest for the next time."""
 SPARE_SECONDS: Final = 5.0
 """How long a controller that detaches waits for a node that it is bringing up, so that the next one finds it either up or idle."""
 AWAY_SECONDS: Final = 600.0
@@ -90,7 +90,7 @@ def control_job(
                 _once_reachable(lambda: _absorb_all(history), spec.name)
                 leadership = stand_by(StandbyController(history, spec, prerequisites, wanted=cluster, flow_run=flow_run), detach)
             elif detach.why:
-                leadership = Deposed(f"the flow ends before it took the job: {detach.why}")
+                leadership = Deposed(f"the controller ends before it took the job: {detach.why}")
             else:
                 _absorb_all(history)
                 leadership = take_leadership(history, spec, cluster, flow_run)
@@ -110,7 +110,7 @@ def stop_without_controller(job: Job) -> None:
     """End *job*, which no controller has, with its workers and agents, and record it as cancelled; raise `JobAlreadyRunning` if one has."""
     with control_job(recorded_spec(job), recorded_cluster(job)) as run:
         if isinstance(run, JobController) and not run.ended:
-            run.move(Event.STOP_ASKED, "stopped while no flow controlled it")
+            run.move(Event.STOP_ASKED, "stopped while no controller ran it")
 
 
 def _once_reachable(act: Callable[[], T], job: str) -> T:
@@ -139,7 +139,7 @@ def _controlled(
         except (HoldfastError, GeneratorExit):
             raise
         except Exception:
-            run.log.record_event("the flow failed; training goes on under its agents. Run the same command again to reattach")
+            run.log.record_event("the controller failed; training continues under its agents. Run the same command again to reattach")
             raise
         except BaseException as error:  # a signal to this process, as Prefect or Python turn it into an exception
             end_at_once(run, error)
@@ -162,7 +162,7 @@ def _begin(
     leadership: Leadership, history: History, recorder: Recorder, detach: Detach, open_nodes: Callable[[Cluster], NodeBackend]
 ) -> JobController:
     job, spec, cluster = leadership.job, leadership.spec, leadership.cluster
-    raise_descriptor_limit(f"job '{spec.name}'", spec.nodes.wanted + spec.nodes.spare)
+    raise_descriptor_limit(f"job '{spec.name}'", spec.max_nodes + spec.spare_nodes)
     run = JobController(
         job=job,
         spec=spec,
@@ -190,7 +190,7 @@ def _begin(
         run.machine.submit()
     if leadership.stood_by and leadership.runs_already:
         run.log.record_event(f"the standby controller on {_this_machine()} controls the job from now on")
-    if spec.checkpoint.every == "auto":  # read now, as a recovery cannot wait for a database
+    if spec.checkpoint.interval == "auto":  # read now, as a recovery cannot wait for a database
         run.checkpoints.interval = CheckpointInterval(
             plan=spec.checkpoint, fleet=fleet(history), work=work(history, spec.name), answered=run.incidents.decided()
         )
@@ -221,7 +221,7 @@ def _release(run: JobController) -> None:
     run.log.publish("released", {"over": run.ended})
     try:
         if run.detached and run.deposed_by is None:
-            run.log.record_event(f"the flow on {_this_machine()} detaches from the job, which trains on: {run.detach.why}")
+            run.log.record_event(f"the controller on {_this_machine()} detaches from the job; training continues: {run.detach.why}")
         if run.released and run.deposed_by is None:
             run.nodes.spare_pool.finish()
             with first_sigterm_ignored(run):
@@ -270,7 +270,7 @@ def _end(run: JobController) -> None:
 
 
 def _stop_with_grace(run: JobController) -> None:
-    grace = run.spec.limits.stop_grace.total_seconds()
+    grace = run.spec.timeouts.termination_grace.total_seconds()
     nodes = set(run.generations.members) & set(run.agents.alive())
     run.agents.send_command(nodes, "stop", generation=run.generations.number, signal=int(signal.SIGTERM), grace=grace)
     until = time.monotonic() + grace + 2.0

@@ -43,17 +43,17 @@ class BurnInPlan:
     @classmethod
     def of(cls, settings: BurnInSettings, *, seconds: float | None = None, short: bool = False) -> Self:
         """Return the plan of *settings*, or one of other *seconds*; *short*: under a second, not enough to lift a quarantine."""
-        default = SHORT_SECONDS if short else settings.seconds.total_seconds()
+        default = SHORT_SECONDS if short else settings.duration.total_seconds()
         return cls(
             seconds=default if seconds is None else seconds,
-            memory_share=settings.memory_share,
-            memory_most=min(settings.memory_most, SHORT_MEMORY) if short else settings.memory_most,
+            memory_share=settings.memory,
+            memory_most=min(settings.max_memory, SHORT_MEMORY) if short else settings.max_memory,
             disk_size=min(settings.disk_size, SHORT_SIZE) if short else settings.disk_size,
             network_size=min(settings.network_size, SHORT_SIZE) if short else settings.network_size,
             rounds=1 if short else ROUNDS,
             port=settings.port,
             torch=settings.torch and not short,
-            limits=settings.limits.limits,
+            limits=settings.thresholds.limits,
             short=short,
         )
 

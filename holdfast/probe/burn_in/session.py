@@ -146,7 +146,7 @@ class LocalBurnInConnections(BurnInConnections):
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._source = LocalNodes.of(cluster)
-        self._folder, self._nice = cluster.burn_in.folder, cluster.burn_in.nice
+        self._folder, self._nice = cluster.burn_in.directory, cluster.burn_in.nice
 
     def names(self) -> list[str]:
         """Return the nodes' names."""

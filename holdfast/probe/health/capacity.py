@@ -97,7 +97,7 @@ def obstacle(view: NodeView, job: str, node: Node, maintenance: PlannedOutage | 
     if node.is_isolated:
         return describe(node)
     if maintenance is not None:
-        return f"{maintenance.reason} from {moment(maintenance.begins)} to {moment(maintenance.ends)}"
+        return f"{maintenance.reason} from {moment(maintenance.start)} to {moment(maintenance.ends)}"
     health = node_health(found)
     if not health.can_train:
         return f"{health.health}: {'; '.join(health.reasons[:2]) or 'no reason is known'}"

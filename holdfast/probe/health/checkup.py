@@ -61,13 +61,15 @@ class Checkup:
         if self._known is None:
             self._known = latest_health(self.history, self.cluster)
         before = {node: self._known.get(node, KnownHealth()) for node in self.probes}
-        self.assessments = {node: assess_health(probe, before[node].verdict, before[node].reading) for node, probe in self.probes.items()}
+        self.assessments = {
+            node: assess_health(probe, before[node].assessment, before[node].reading) for node, probe in self.probes.items()
+        }
         self.changes = []
         for node, found in self.assessments.items():
-            if (change := health_change(before[node].verdict, found)) is not None:
+            if (change := health_change(before[node].assessment, found)) is not None:
                 self.changes.append(change)
             reading = self.probes[node].found
-            self._known[node] = KnownHealth(verdict=found, reading=reading if isinstance(reading, NodeReading) else before[node].reading)
+            self._known[node] = KnownHealth(assessment=found, reading=reading if isinstance(reading, NodeReading) else before[node].reading)
         return self.changes
 
     def record(self) -> None:

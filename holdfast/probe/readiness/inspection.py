@@ -60,7 +60,7 @@ class InspectionScope:
         """Return what *job* needs."""
         script = (str(job.inside(job.script)),) if job.script is not None else ()
         paths = (str(job.inside(".")), *script)
-        return cls(python=job.python, checkpoints=str(job.checkpoints), paths=paths, snapshots=job.checkpoint.memory.every > 0)
+        return cls(python=job.python, checkpoints=str(job.checkpoints), paths=paths, snapshots=job.checkpoint.memory.interval > 0)
 
 
 class Inspection:

@@ -208,7 +208,7 @@ def _lost_spans(steps: StepColumns, pixel: float) -> list[tuple[int, int]]:
 
 def _mark(case: IncidentCase, x: float) -> AxisMark:
     one = case.incident
-    return AxisMark(number=one.number, x=max(0.0, x), text=f"incident {one.number}: {one.kind} on {one.subject}")
+    return AxisMark(number=one.number, x=max(0.0, x), text=f"incident {one.number}: {one.kind} on {one.target}")
 
 
 def _text(job: JobHistory) -> str:

@@ -183,11 +183,11 @@ def _spec_text(history: JobHistory) -> list[str]:
     """Return what the job file requests, in a few words each; it may be of any version."""
     spec = history.job.spec
     listed = {name: list(map(str, value)) if isinstance(value := spec.get(name), list) else [] for name in ("args", "command")}
-    found = [" ".join([str(spec["script"]), *listed["args"]] if spec.get("script") else listed["command"])]
-    nodes = spec.get("nodes")
-    if isinstance(nodes, dict):
-        wanted, ranks, spare = nodes.get("wanted", 1), nodes.get("ranks", 1), nodes.get("spare", 0)
-        text = f"{wanted} {'node' if wanted == 1 else 'nodes'} × {ranks} {'rank' if ranks == 1 else 'ranks'}"  # noqa: RUF001 (times)
+    program = next(([str(spec[name])] for name in ("script", "module") if spec.get(name)), listed["command"])
+    found = [" ".join([*program, *listed["args"]])]
+    nodes, ranks, spare = spec.get("nnodes", 1), spec.get("nproc_per_node", 1), spec.get("spare_nodes", 0)
+    if "nnodes" in spec or "nproc_per_node" in spec:
+        text = f"{nodes} {'node' if nodes == 1 else 'nodes'} × {ranks} {'rank' if ranks == 1 else 'ranks'}"  # noqa: RUF001 (times)
         found.append(text + (f", {spare} spare" if spare else ""))
     if spec.get("policy"):
         found.append(f"{spec['policy']} policy")
@@ -309,7 +309,7 @@ def _loose_faults(history: JobHistory) -> dict[str, Any]:
     for fault in history.loose_faults:
         kinds.setdefault(fault.kind, []).append(fault)
     rows = [
-        {"fault": found[0], "times": len(found), "subjects": wording.listing(dict.fromkeys(one.subject for one in found), MOST_TARGETS)}
+        {"fault": found[0], "times": len(found), "targets": wording.listing(dict.fromkeys(one.target for one in found), MOST_TARGETS)}
         for found in kinds.values()
     ]
     return {"rows": rows[:MOST_ROWS], "more": len(rows[MOST_ROWS:])}

@@ -193,7 +193,7 @@ class Snapshotter:
             raise OSError(
                 None,
                 f"{missing >> 20} MiB more would exceed the node's limit of {limit >> 20} MiB, of which {used >> 20} MiB are used. "
-                "Raise checkpoint.memory.limit, or shard the optimizer",
+                "Raise checkpoint.memory.max_memory, or shard the optimizer",
             )
 
     # -- a step ---------------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class Snapshotter:
             self._lag_reported = True
             slow = "replicas do not reach the other node as fast as snapshots are taken"
             why = f"{self.counts.skipped} snapshots were skipped by step {step}: {slow}"
-            self._reporter.report(StorageError("replica-behind", why), step, self._config.memstore)
+            self._reporter.report(StorageError("replica-lag", why), step, self._config.memstore)
 
     def behind(self) -> bool:
         """Return whether the next snapshot would overwrite the last one that is complete on another node.
