@@ -17,6 +17,9 @@ BENCHMARKS ?= restart takeover overhead progress detection checkpoint handling
 # -qq: pip tells errors, not warnings about places that it looked at. The constraints hold for what builds the package too.
 PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq
 
+# The variable silences a notice about the end of mkdocs 1; warnings end the build, and are shown.
+BUILD_SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict 2>&1 | { grep -v -e '^INFO' -e '^$$' || true; }
+
 PREFECT_TESTS ?= tests/integration/test_deployment.py tests/integration/test_cluster_health.py tests/integration/test_prefect_shows.py
 
 .PHONY: help install demo test durations test-prefect check docs bench lock clean
@@ -41,15 +44,18 @@ durations: test  ## Run all tests and write down how long each file takes: the o
 test-prefect: $(VENV)/.dev  ## Run the tests of flows and deployments with the newest Prefect that is supported
 	@newest=$$(scripts/newest_prefect.sh $(VENV)) && "$$newest" -m prefect --version && "$$newest" -m pytest $(PARALLEL) $(PREFECT_TESTS) $(ARGS)
 
-check: $(VENV)/.dev  ## Lint, formatting, types, spelling
+check: $(VENV)/.dev  ## Lint, formatting, types, spelling, documentation site
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/codespell
-	@echo "check: ruff, formatting, types and spelling are fine"
+	@$(BUILD_SITE)
+	@echo "check: ruff, formatting, types, spelling and the documentation site are fine"
 
-docs: $(VENV)/.dev  ## Write the generated pages in docs/ anew
+docs: $(VENV)/.dev  ## Write the generated pages in docs/ anew, and build the site into build/site
 	@$(BIN)/python -m docs.generate
+	@$(BUILD_SITE)
+	@echo "docs: open build/site/index.html"
 
 bench: $(VENV)/.all  ## Measure what the README claims; results in build/bench/
 	@mkdir -p build/bench

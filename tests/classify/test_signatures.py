@@ -100,7 +100,7 @@ def test_an_expression_that_cannot_be_compiled_names_its_table(tmp_path: Path) -
     """And itself."""
     (tmp_path / "mine.toml").write_text(HEAD + ROW + "match = ['a(']")
     (signature,) = load(tmp_path, ("mine",), enter=lambda _: None)
-    with pytest.raises(BadSignature, match=r"mine\.toml, \[a-kind\]: 'a\(' cannot be used"):
+    with pytest.raises(BadSignature, match=r"mine\.toml, \[a-kind\]: 'a\("):
         check(signature)
 
 
