@@ -138,7 +138,8 @@ class Generation(SQLModel, table=True):
     ended_at: float | None = None
     reason: str = ""
     facts: dict[str, Any] | None = _maybe_json()
-    """What a controller needs to reattach: since when each process has its rank, the store, the roles of the job."""
+    """What a controller needs to reattach: since when each process has its rank, the store, the roles of the job. For those who watch the
+    job: ``spare_nodes`` by name, ``hot_spares`` that are ready by node, ``isolated`` nodes with the reason; none before the first report."""
 
 
 class NodeStatusChange(SQLModel, table=True):
