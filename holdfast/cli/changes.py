@@ -216,7 +216,7 @@ def end_change(history: History, view: JobView) -> JobChange:
         detail = str(roots[-1].evidence.get("detail") or "").strip() if roots else ""
         lines += [f"│ {line}" for line in detail.splitlines()[-EVIDENCE_LINES:]]
         if view.incidents:
-            lines.append(f"`holdfast show {view.incidents[-1].number} --job {view.job.name}` shows the last incident in full")
+            lines.append(f"`holdfast incidents show {view.incidents[-1].number} --job {view.job.name}` shows the last incident in full")
     if view.state == "CANCELLED" and view.checkpoint:
         lines.append("`holdfast run` with the same job file goes on from that checkpoint")
     if view.step or view.incidents:
