@@ -16,7 +16,7 @@ from holdfast.report.case import IncidentCase
 from holdfast.report.pages.axes import incident_marks, since_submission, time_axis
 from holdfast.report.pages.drawing import DrawingBox, SvgTheme, drawing, svg
 from holdfast.report.pages.job_history import JobHistory, StepColumns
-from holdfast.report.pages.loss import downtimes, marks_in_time
+from holdfast.report.pages.loss import downtimes, marks_in_time, startup_note
 from holdfast.report.pages.thinning import Floats
 
 _BIN_PIXELS: Final = 6
@@ -127,6 +127,7 @@ def throughput(job: JobHistory, box: DrawingBox, name: str) -> Markup:
     on.axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     on.axes.grid(axis="y")
     downtimes(on, job)
+    startup_note(on, job)
     on.axes.stairs(kept, edges, fill=True, color=SvgTheme.TRAINING, linewidth=0, zorder=3)
     if lost.any():
         on.axes.stairs(kept + lost, edges, baseline=kept, fill=True, color=SvgTheme.AGAIN, linewidth=0, zorder=3)
