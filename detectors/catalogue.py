@@ -23,7 +23,7 @@ class RecommendedAction(StrEnum):
     USER_ERROR = "user-error"
 
 
-class Blame(StrEnum):
+class Attribution(StrEnum):
     """What a fault is attributed to."""
 
     GPU = "gpu"
@@ -70,11 +70,11 @@ class FaultKind:
     component: str
     source: str
     recommended_action: RecommendedAction
-    blame: Blame
+    attributed_to: Attribution
     action: str
     unhealthy: Sample
     healthy: Sample
-    reference: str = "docs/architecture.md"
+    reference: str = "docs/explanation/diagnosis.md"
     weight: int = 50
     """How close to the root cause this kind usually is (100: always the root cause, 0: always a secondary failure)."""
     confused_with: tuple[str, ...] = ()
@@ -150,7 +150,7 @@ class Fault:
         return CATALOGUE[self.kind]
 
     @property
-    def subject(self) -> str:
+    def target(self) -> str:
         """The rank, node or job that it was seen on."""
         if self.rank is not None:
             return f"rank {self.rank} on {self.node}"

@@ -8,8 +8,9 @@ if TYPE_CHECKING:
     from holdfast.history.models import JobTransition
 
 FAILED: Final = 1
+"""The job failed, or a check found a problem."""
 OPERATOR_ERROR: Final = 2
-"""Something that the user can fix; the message says what."""
+"""An error that you can fix, such as a wrong argument or a file with mistakes. The message says what to do."""
 STOPPED: Final = 3
 """A person stopped the job."""
 CONTROLLER_DIED: Final = 4

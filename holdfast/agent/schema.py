@@ -1,7 +1,7 @@
 """Check the fields of messages: each has the right type and range, or `BadField` names the one that has not.
 
 A handler declares the fields that it needs as parameters, with the types of this module (`Count`, `Seconds`, ...). `fields_of` reads them,
-so the tables of commands and of worker messages, the checks and docs/protocol.md all come from the handlers' signatures.
+so the tables of commands and of worker messages, the checks and docs/reference/protocol.md all come from the handlers' signatures.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ signal_number = _reader(int, "the number of a signal", lambda value: _is_integer
 mapping = _reader(Message, "an object", lambda value: isinstance(value, dict))
 objects = _reader(list[Message], "a list of objects", lambda value: _is_list(value, lambda one: isinstance(one, dict)))
 numbers = _reader(list[int], "a list of whole numbers", lambda value: _is_list(value, lambda one: _is_integer(one) and one >= 0))
-"""Return a list of ranks, or of standbys' numbers."""
+"""Return a list of ranks, or of hot spares' numbers."""
 groups = _reader(list[list[int]], "a list of lists of ranks", lambda value: _is_list(value, lambda one: _is_list(one, _is_integer)))
 arguments = _reader(list[str], "a list of texts without NUL", lambda value: _is_list(value, _is_argument))
 """Return a list of texts that can be arguments of a program."""
@@ -181,7 +181,7 @@ class FieldType:
     """One field of a message."""
 
     hint: Any
-    """Its type, for docs/protocol.md."""
+    """Its type, for docs/reference/protocol.md."""
     read: Callable[[Message, str], Any]
     required: bool
     has_default: bool

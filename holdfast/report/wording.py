@@ -154,7 +154,7 @@ def act(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def seat(fields: Mapping[str, Any]) -> str:
     """Return in which process a replaced rank runs."""
-    number, node = fields.get("standby"), fields.get("node")
+    number, node = fields.get("hot_spare"), fields.get("node")
     return f"rank {fields.get('rank')} in " + (f"hot spare {number} on {node}" if number is not None else f"a new process on {node}")
 
 
@@ -173,7 +173,7 @@ def kept_ranks(facts: Mapping[str, Any] | None) -> str:
 def incident_opened(incident: Incident) -> str:
     """Return one line about an incident that has opened: what happened, where, and how soon it was detected."""
     soon = duration(max(0.0, incident.detected_at - incident.fault_at))
-    return f"incident {incident.number}: {incident.kind} on {incident.subject}, detected after {soon}"
+    return f"incident {incident.number}: {incident.kind} on {incident.target}, detected after {soon}"
 
 
 def incident_closed(incident: Incident) -> str:

@@ -18,7 +18,7 @@ from holdfast.runtime.groups.dry_run import DryRun
 from holdfast.runtime.groups.membership import GroupGeneration, MembershipManager, devices, install
 from holdfast.runtime.groups.process_group import BACKEND
 from holdfast.runtime.process import restart_script, successor
-from holdfast.runtime.process.standby import Roles
+from holdfast.runtime.process.hot_spare import Roles
 from holdfast.runtime.telemetry import ddp_determinism
 from holdfast.runtime.telemetry.rank_status import answer_queries
 
@@ -26,18 +26,21 @@ _log: Final = logging.getLogger("holdfast.runtime")
 
 
 def join() -> None:
-    """Join the other ranks, in process groups that survive the loss of a rank.
+    """Create the default process group as a managed group: one that survives the loss of a rank.
 
-    Every group created after this call, by any code, can be recovered: DDP's, FSDP2's, those of a `DeviceMesh`. Without an agent
-    of Holdfast (a run under ``torchrun``), or with an NCCL that may hang when it is aborted, the groups are torch's own; with one rank
-    there are none. Raise ``RuntimeError`` when the default group is initialised already.
+    Call it in place of ``torch.distributed.init_process_group()``. All groups that are created later, by any code, are managed too: those
+    of DDP, FSDP2 and a ``DeviceMesh``. Under ``torchrun``, or with an NCCL that can hang when it is aborted, it creates PyTorch's own
+    groups. With one rank it creates none.
+
+    Raises:
+        RuntimeError: The default process group exists already.
     """
     if dist.is_initialized():
         raise RuntimeError("holdfast.join() replaces torch.distributed.init_process_group(), which has been called already")
     environment = os.environ
     if int(environment.get("WORLD_SIZE") or 1) <= 1:
         return
-    if environment.get("HOLDFAST_STANDBY"):
+    if environment.get("HOLDFAST_HOT_SPARE"):
         successor.record_imports()
         Roles(environment).start_with_other_roles()
     token = environment.get("HOLDFAST_TOKEN", "")
@@ -74,11 +77,11 @@ def _init_managed(manager: MembershipManager) -> None:
     """Have torch create its groups through *manager*, and create the default group."""
     install(manager)
     ddp_determinism.watch()
-    joins_later = os.environ.get("HOLDFAST_STANDBY") or os.environ.get("HOLDFAST_FRESH")
+    joins_later = os.environ.get("HOLDFAST_HOT_SPARE") or os.environ.get("HOLDFAST_FRESH")
     if joins_later:
         manager.dry_run = dry_run = DryRun.from_env(manager.groups)
         first_exchanges.watch()
-        if dry_run.standby is None:
+        if dry_run.hot_spare is None:
             dry_run.record = manager.find_record
     else:
         manager.record()

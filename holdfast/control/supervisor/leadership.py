@@ -26,7 +26,7 @@ from policies.states import TERMINAL, State
 
 log = logging.getLogger("holdfast.control")
 
-HOLDER: Final = "the flow"
+HOLDER: Final = "the controller"
 POLL: Final = 0.2
 """Seconds between two polls of a standby controller: of the five that a failover may take, the lease takes three to expire."""
 RELEASE_SECONDS: Final = 60.0
@@ -62,7 +62,7 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class Deposed:
-    """Why this flow does not control the job: it was to detach before it had the lease."""
+    """Why this controller does not have the job: it was to detach before it had the lease."""
 
     reason: str
 

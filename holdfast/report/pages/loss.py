@@ -227,7 +227,7 @@ def marks_in_time(job: JobHistory) -> list[AxisMark]:
 
 def _mark(job: JobHistory, case: IncidentCase, x: float) -> AxisMark:
     one = case.incident
-    return AxisMark(number=one.number, x=max(0.0, x), text=f"incident {one.number}: {one.kind} on {one.subject}", link=job.anchor(one))
+    return AxisMark(number=one.number, x=max(0.0, x), text=f"incident {one.number}: {one.kind} on {one.target}", link=job.anchor(one))
 
 
 def _text(job: JobHistory) -> str:
