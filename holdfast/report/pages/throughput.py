@@ -24,6 +24,8 @@ _STEPS_IN_BIN: Final = 2.0
 """A bin holds at least so many typical steps, so that single steps do not show as noise."""
 _COMPARED: Final = 20
 """Steps on either side of a recovery whose median is its rate before and after."""
+_MANY: Final = 1000
+"""From so many steps per second on, three digits would need an exponent."""
 _LEAST: Final = 2
 """With fewer steps on one side there is no rate."""
 
@@ -63,7 +65,9 @@ def _rate(seconds: Floats) -> float | None:
 
 def rate(number: float | None) -> str:
     """Return steps per second with three digits."""
-    return wording.NOTHING if number is None else f"{number:.3g}" if number < 1000 else f"{number:,.0f}"  # noqa: PLR2004 (no exponents)
+    if number is None:
+        return wording.NOTHING
+    return f"{number:#.3g}".rstrip(".") if number < _MANY else f"{number:,.0f}"
 
 
 def signed(change: float | None) -> str:
