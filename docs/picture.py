@@ -59,8 +59,8 @@ def picture(faulty: JobHistory, undisturbed: JobHistory) -> str:
                 [(recoveries.COLORS[kind.name], kind.label) for kind in recoveries.kinds(drawn)],
             ),
         ]
-    lines, top = [], 44
-    lines.append(f'<text class="head" x="{_EDGE}" y="{top}">{escape(_headline(faulty))}</text>')
+    lines, top = list[str](), 44.0
+    lines.append(f'<text class="head" x="{_EDGE}" y="{top:g}">{escape(_headline(faulty))}</text>')
     for text in _sentences(faulty, undisturbed):
         top += 24
         lines.append(f'<text class="what" x="{_EDGE}" y="{top}">{escape(text)}</text>')
@@ -75,7 +75,7 @@ def picture(faulty: JobHistory, undisturbed: JobHistory) -> str:
     height = top + 20
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH + 2 * _EDGE} {height}" role="img">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH + 2 * _EDGE} {height:g}" role="img">',
             f"<title>{escape(_headline(faulty))}</title>",
             f"<style>{_colors()}{_CSS}</style>",
             f'<rect class="paper" x="0.5" y="0.5" width="{_WIDTH + 2 * _EDGE - 1}" height="{height - 1}" rx="12"/>',
