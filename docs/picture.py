@@ -72,13 +72,13 @@ def picture(faulty: JobHistory, undisturbed: JobHistory) -> str:
         top += height + 12
         legend_lines, top = _legend(legend, top)
         lines += legend_lines
-    height = top + 20
+    bottom = top + 20
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH + 2 * _EDGE} {height:g}" role="img">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH + 2 * _EDGE} {bottom:g}" role="img">',
             f"<title>{escape(_headline(faulty))}</title>",
             f"<style>{_colors()}{_CSS}</style>",
-            f'<rect class="paper" x="0.5" y="0.5" width="{_WIDTH + 2 * _EDGE - 1}" height="{height - 1}" rx="12"/>',
+            f'<rect class="paper" x="0.5" y="0.5" width="{_WIDTH + 2 * _EDGE - 1}" height="{bottom - 1:g}" rx="12"/>',
             *lines,
             "</svg>\n",
         ]
