@@ -442,7 +442,7 @@ def test_a_host_that_only_its_peers_miss_is_named_by_them_and_gives_way(job: Hos
         job.until(lambda: not host.processes().keys() & set(old), f"the end of {old} on {host.name}, which can be asked for")
     finally:
         host.heal()
-    job.person("nodes", "readmit", host.name, "--reason", "its cable was plugged in again", "--cluster", "cluster.yaml")
+    job.person("node", "return", host.name, "--reason", "its cable was plugged in again", "--cluster", "cluster.yaml")
     job.until(lambda: said(job, f"{host.name} added as spare") > taken_in, "a spare node again")
 
 
