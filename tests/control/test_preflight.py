@@ -59,7 +59,7 @@ def test_own_checks_count_as_well(history: History) -> None:
     preflight = Preflight(CLUSTER, history)
     preflight.begin(["node-0"])
     wait_until(lambda: len(preflight._checked) == 4, seconds=60)
-    assert preflight._checked["node-0"].status in {"ok", "degraded", "unhealthy"}
+    assert preflight._checked["node-0"].status in {"healthy", "degraded", "unhealthy"}
     assert all(bool(preflight.objection(node)) == (one.status == "unhealthy") for node, one in preflight._checked.items())
     before = preflight._checked["node-0"].at
     preflight.begin(["node-0"])

@@ -15,6 +15,7 @@ from detectors.catalogue import CATALOGUE, CATALOGUE_ACTIONS, Attribution, Fault
 from detectors.diagnosis import SILENCE_SECONDS, Diagnosis, PastFailure, diagnose, evidence_wait_seconds, unexplained_faults
 from detectors.evidence import CheckpointFailure, Evidence, LogLine, Progress, RecoveryTimeout, StartFailure, Unknown, WorkerStop
 from tests.detectors.evidence_of import a_killed, a_rank, a_silence, an_echo, an_end, an_error, seen
+from tests.each import each
 from tests.mentions import mentions
 
 BAD_SHAPE = "ValueError at train.py:3"
@@ -254,7 +255,7 @@ SCENES = {
     ),
 }  # fmt: skip
 
-scenes = pytest.mark.parametrize("name", SCENES)
+scenes = each("name", SCENES)
 
 
 @scenes
@@ -343,7 +344,7 @@ def test_a_user_error_states_the_evidence(scene: str, words: str) -> None:
     assert words in SCENES[scene].diagnosis().reason
 
 
-@pytest.mark.parametrize("name", sorted(CATALOGUE))
+@each("name", sorted(CATALOGUE))
 def test_only_what_the_script_itself_did_can_become_the_users_error(name: str) -> None:
     """Whatever else comes twice, at once or again, on however many nodes, stays what it is, or becomes the fault of what they share."""
     faults = [Fault(kind=name, at=float(n), node=f"n{n}", rank=n, step=7, signature="same") for n in range(3)]

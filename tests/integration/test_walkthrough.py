@@ -1,4 +1,4 @@
-"""What deployments/README.md tells a newcomer works as it stands there: in a fresh clone, with server, worker and Chromium."""
+"""What docs/how-to/prefect-deployments.md tells a newcomer works as it stands there: in a fresh clone, with server, worker and Chromium."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.mentions import one_line_mentions
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "deployments" / "README.md").read_text()
-STEPS = re.findall(r"```bash\n(.*?)```", PAGE.partition("## Prefect, step by step")[2].partition("\n## ")[0], re.DOTALL)
+PAGE = (ROOT / "docs/how-to/prefect-deployments.md").read_text()
+STEPS = re.findall(r"```bash\n(.*?)```", PAGE.partition("## Step by step")[2].partition("\n## ")[0], re.DOTALL)
 CHROMIUM = "/usr/bin/chromium"
 QUIET = [f"--{word}" for word in ("no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking")]
 PATIENCE = 120_000

@@ -13,6 +13,7 @@ from holdfast.spec import TrainingJob
 from holdfast.spec.job import POLICIES as NAMES
 from policies.escalation import POLICIES, Case, Decision, Pass, RecoveryAction, RecoveryBudget, decide
 from policies.policy import BASE, NAMED
+from tests.each import each
 from tests.mentions import mentions
 from tests.policies.cases import NOW, a_case, a_recovery, a_verdict, decided
 
@@ -163,8 +164,8 @@ CASES: dict[str, Row] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", CASES)
+@each("policy", POLICIES)
+@each("name", CASES)
 def test_each_policy_takes_its_rung(name: str, policy: str) -> None:
     """The first rule that has an answer decides."""
     case, actions = CASES[name]
@@ -199,7 +200,7 @@ MEMBERSHIPS: dict[str, tuple[str, Case, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MEMBERSHIPS)
+@each("name", MEMBERSHIPS)
 def test_a_decision_names_dropped_and_added_nodes(name: str) -> None:
     """In the order of ranks and of spares."""
     policy, case, facts = MEMBERSHIPS[name]
@@ -207,7 +208,7 @@ def test_a_decision_names_dropped_and_added_nodes(name: str) -> None:
     assert {field: getattr(decision, field) for field in facts} == facts
 
 
-@pytest.mark.parametrize("kind", sorted(CATALOGUE))
+@each("kind", sorted(CATALOGUE))
 def test_ranks_change_nodes_exactly_when_the_failure_may_follow_the_step(kind: str) -> None:
     """What comes again with the rank on another node is the script; a kill tells nothing that way, and one node has no other."""
     decision = decided("balanced", a_case(kind))

@@ -74,7 +74,7 @@ DARK = Unknown("changed host key")
 
 def test_a_probe_without_faults_is_ok_and_its_faults_decide() -> None:
     """By what they ask for: to be watched, or to be taken out."""
-    assert standings(WELL) == ["ok"]
+    assert standings(WELL) == ["healthy"]
     assert standings(a_node(ssh=False)) == ["degraded"]
     assert standings(a_node(lines=(FATAL,))) == ["unhealthy"]
     assert standings(AWAY) == ["unreachable"]
@@ -91,7 +91,7 @@ def test_a_fault_that_comes_and_goes_does_not_make_health_flap() -> None:
     """It is over after several clean looks in a row, and a new one begins the row anew."""
     bad = a_node(ssh=False)
     assert standings(bad, WELL, bad, WELL, bad) == ["degraded"] * 5
-    assert standings(bad, *[WELL] * CLEAN) == ["degraded"] * CLEAN + ["ok"]
+    assert standings(bad, *[WELL] * CLEAN) == ["degraded"] * CLEAN + ["healthy"]
     assert standings(bad, *[WELL] * (CLEAN - 1), bad, *[WELL] * (CLEAN - 1)) == ["degraded"] * (2 * CLEAN)
 
 
@@ -100,13 +100,13 @@ def test_a_fault_that_makes_a_node_unhealthy_counts_for_longer() -> None:
     bad = a_node(lines=(FATAL,))
     looks = [bad, *[bad] * CLEAN, bad]  # the line stays in the log, and is told once
     assert standings(*looks) == ["unhealthy"] * len(looks)
-    assert standings(*looks, every=HELD / 2) == ["unhealthy"] * CLEAN + ["ok"] * (len(looks) - CLEAN)
+    assert standings(*looks, every=HELD / 2) == ["unhealthy"] * CLEAN + ["healthy"] * (len(looks) - CLEAN)
 
 
 def test_counters_are_compared_with_the_previous_probe() -> None:
     """What a node had counted before it was first looked at says nothing."""
-    assert standings(a_node(errors=10_000), a_node(errors=10_000)) == ["ok", "ok"]
-    assert standings(a_node(errors=10_000), a_node(errors=20_000)) == ["ok", "degraded"]
+    assert standings(a_node(errors=10_000), a_node(errors=10_000)) == ["healthy", "healthy"]
+    assert standings(a_node(errors=10_000), a_node(errors=20_000)) == ["healthy", "degraded"]
 
 
 def test_a_probe_that_could_not_run_changes_no_health() -> None:
@@ -114,7 +114,7 @@ def test_a_probe_that_could_not_run_changes_no_health() -> None:
     bad = a_node(lines=(FATAL,))
     assert standings(bad, DARK, DARK) == ["unhealthy"] * 3
     assert standings(a_node(ssh=False), *[DARK] * (CLEAN + 1)) == ["degraded"] * (CLEAN + 2)
-    assert standings(WELL, DARK, WELL) == ["ok", "unknown", "ok"]
+    assert standings(WELL, DARK, WELL) == ["healthy", "unknown", "healthy"]
     assert standings(AWAY, DARK) == ["unreachable", "unreachable"]
     *_, told = story(bad, DARK)
     assert mentions(told.reason, "changed host key")
@@ -129,8 +129,8 @@ def test_a_node_that_answers_again_keeps_its_findings() -> None:
 def test_a_part_that_is_not_seen_any_more_is_not_taken_for_healthy() -> None:
     """As long as it is not, and no fault there is thought to be over meanwhile; one that was never seen is nothing new."""
     half = dataclasses.replace(WELL, services=Unknown("no answer within 8 s"))
-    assert standings(half, half) == ["ok", "ok"]
-    assert standings(WELL, half, half, WELL) == ["ok", "unknown", "unknown", "ok"]
+    assert standings(half, half) == ["healthy", "healthy"]
+    assert standings(WELL, half, half, WELL) == ["healthy", "unknown", "unknown", "healthy"]
     assert standings(a_node(ssh=False), *[half] * (CLEAN + 1)) == ["degraded"] * (CLEAN + 2)
     *_, told = story(WELL, half)
     assert mentions(told.reason, "services", "no answer within 8 s")
@@ -146,7 +146,7 @@ def test_only_changes_are_reported() -> None:
     assert [change and (change.before, change.after, [one.kind for one in change.new]) for change in told] == [
         None,
         None,
-        ("ok", "degraded", ["service-down"]),
+        ("healthy", "degraded", ["service-down"]),
         ("degraded", "degraded", ["nic-errors"]),
         None,
         ("degraded", "unreachable", []),
@@ -212,4 +212,4 @@ def test_a_node_that_is_only_busy_is_not_degraded() -> None:
     assert isinstance(WELL.host, HostReading)
     (verdict,) = story(dataclasses.replace(WELL, host=dataclasses.replace(WELL.host, load_5m=90.0)))
     assert [one.kind for one in verdict.findings] == ["host-overloaded"]
-    assert verdict.status == "ok"
+    assert verdict.status == "healthy"
