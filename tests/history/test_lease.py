@@ -19,6 +19,7 @@ from holdfast.process import boot_time
 from tests.history.children import Child
 from tests.history.postgres_server import PostgresServer
 from tests.history.rows import a_job
+from tests.mentions import mentions
 from tests.waiting import wait_until
 
 StartChild = Callable[..., Child]
