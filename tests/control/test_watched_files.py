@@ -146,7 +146,7 @@ def test_windows_and_notices_apply_to_running_jobs_and_other_fields_to_later_one
     file.write_text("name: c\nnodes: 5\npreemption_notice: {file: /run/leaving}\n" + WINDOW)
     message = "\n".join(messages_until(watched, "jobs submitted later"))
     assert "has changed; from now on: maintenance: new switch of node-1 from 2030-01-01 22:00" in message
-    assert "for 2 h 00 min (was: none); notice" in message
+    assert "for 2 h 00 min (was: none); preemption_notice" in message
     assert "also changes nodes: that applies to jobs submitted later" in message
     (window,) = watched.present.windows
     assert window.nodes == {"node-1"}
