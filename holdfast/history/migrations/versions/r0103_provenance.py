@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0102"
-down_revision = "0101"
+revision = "0103"
+down_revision = "0102"
 
 
 def upgrade() -> None:
