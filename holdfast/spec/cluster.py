@@ -366,7 +366,7 @@ else:
             return handler.generate_schema(_UNION)
 
 
-_ADAPTER: Final[TypeAdapter[LocalCluster | SshCluster | SlurmCluster]] = TypeAdapter(_UNION)
+_ADAPTER: Final[TypeAdapter[LocalCluster | SshCluster | SlurmCluster]] = TypeAdapter(Cluster)
 
 
 def cluster_of(fields: object) -> LocalCluster | SshCluster | SlurmCluster:
