@@ -47,7 +47,7 @@ Value = TypeVar("Value")
 def _kind(kind: str) -> str:
     """Refuse a fault kind that the catalogue does not have."""
     if kind not in CATALOGUE:
-        cure = nearest(kind, list(CATALOGUE)) or "`holdfast faults` lists the kinds"
+        cure = nearest(kind, list(CATALOGUE)) or "`holdfast faults ls` lists the kinds"
         raise PydanticCustomError("kind", "no fault kind has this name", {"cure": cure})
     return kind
 
@@ -165,7 +165,7 @@ class PolicyFile(SpecModel):
         default="balanced", description="The named policy that provides what this file leaves out."
     )
     recommended_actions: dict[Annotated[str, AfterValidator(_kind)], Annotated[RecommendedAction, BeforeValidator(_recommended_action)]] = (
-        Field(default={}, description="Fault kind to recommended action, in place of the catalogue's (`holdfast faults`).")
+        Field(default={}, description="Fault kind to recommended action, in place of the catalogue's (`holdfast faults ls`).")
     )
     actions: list[Annotated[str, AfterValidator(_action)]] | None = Field(
         default=None,
