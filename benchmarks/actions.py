@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.steered import Steered, kill_at_start, power_off_at_start
 from holdfast.history import approvals, models, queries

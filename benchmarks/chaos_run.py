@@ -1,6 +1,6 @@
 """A training job with random real faults, and which guarantees it keeps.
 
-A DDP job of three ranks on four local nodes with managed groups, a standby, snapshots in memory with replicas, and checkpoints. It is
+A DDP job of three ranks on four local nodes with managed groups, a hot spare, snapshots in memory with replicas, and checkpoints. It is
 compared with the same job undisturbed, to the same last step.
 """
 

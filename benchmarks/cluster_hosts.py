@@ -1,6 +1,6 @@
 """Rows of `benchmarks.cluster` on real hosts: network namespaces of this machine with SSH servers, jobs over SSH (see `tests/hosts/`).
 
-- ``hosts-faults``: 3 hosts that train, one rank each, and a spare host with a warm standby. A rank is killed (SIGKILL); a host loses its
+- ``hosts-faults``: 3 hosts that train, one rank each, and a spare host with a hot spare on it. A rank is killed (SIGKILL); a host loses its
   power without a word; the switch loses all that a host sends and is sent. The clock starts at the fault and ends when the last rank is
   done with the first new step. Each round is a job of its own. Beside it the whole launch, from the start of the flow to that of training.
 - ``hosts-reconnect``: a host that trains is cut off from the orchestrator alone for some seconds. The clock starts when its cable is mended
@@ -63,7 +63,7 @@ def faults(folder: Path, environment: dict[str, str], rounds: int) -> Iterator[L
 
 @contextmanager
 def running(rack: Rack, place: Path, environment: dict[str, str], launches: list[float], **given: Any) -> Iterator[HostJob]:  # noqa: ANN401 (fields of a job)
-    """Yield a job that trains, its standby parked; stop it afterwards."""
+    """Yield a job that trains, its hot spare parked; stop it afterwards."""
     job = HostJob(rack, place, environment, **given)
     try:
         begun = time.time()

@@ -1,6 +1,6 @@
 """Cost of a change of one rank if only its groups are rebuilt, compared to rebuilding all: 4 to 32 ranks.
 
-A pipeline x data mesh with next to no computation; the lost rank goes to a warm standby. The clock starts at the order and ends with the
+A pipeline x data mesh with next to no computation; the lost rank goes to a hot spare. The clock starts at the order and ends with the
 last rank's first new step, less the work of a steady one. All ranks share this machine's cores, so that work which a cluster does
 on all its machines at once is done here one rank after the other: a pause that grows with the ranks grows by that too. ``work`` is the
 CPU time that a rank spent, the median over the ranks.
@@ -57,11 +57,11 @@ def _at(size: int, number: int, folder: Path, fork_server: Starter) -> list[dict
 
 
 def _change(job: Driver, way: str, rank: int) -> dict[str, Any]:
-    standby = job.standby()
+    hot_spare = job.hot_spare()
     (job.place / "rebuild").write_text(way)
     job.run(3)
     before = {one: lines[-3:] for one, lines in job.done().items()}
-    at, recovered = job.replace(rank, standby)
+    at, recovered = job.replace(rank, hot_spare)
     steady = statistics.median(one.seconds for lines in before.values() for one in lines)
     told = job.told("regrouped", job.generation)
     return {

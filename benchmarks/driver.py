@@ -82,8 +82,8 @@ class Driver:
         self.place, self.ranks, self._fork_server = place, ranks, fork_server
         self._argv, self._given = list(argv), dict(given or {})
         self.pids: dict[int | str, int] = {}
-        """Of each rank, and of standbys (``"s0"``)."""
-        self.generation, self._serve, self._standbys = 1, 0, 0
+        """Of each rank, and of hot spares (``"s0"``)."""
+        self.generation, self._serve, self._hot_spares = 1, 0, 0
         self._since = dict.fromkeys(range(ranks), 1)
         self._store = ("127.0.0.1", free_port())
         self._heard: list[Message] = []
@@ -123,13 +123,15 @@ class Driver:
         self.pids[key] = pid
         self._all.append(pid)
 
-    def standby(self) -> str:
-        """Start a standby that knows all ranks as one role; return its name once it has parked."""
-        name, self._standbys = f"s{self._standbys}", self._standbys + 1
+    def hot_spare(self) -> str:
+        """Start a hot spare that knows all ranks as one role; return its name once it has parked."""
+        name, self._hot_spares = f"s{self._hot_spares}", self._hot_spares + 1
         roles = json.dumps([list(range(self.ranks))])
-        more = {"HOLDFAST_STANDBY": name[1:], "HOLDFAST_ROLES": roles, "HOLDFAST_WAITING_ROLE": "0"}
+        more = {"HOLDFAST_HOT_SPARE": name[1:], "HOLDFAST_ROLES": roles, "HOLDFAST_WAITING_ROLE": "0"}
         wait_for(lambda: any(one["t"] == "roles" for one in list(self._heard)), "the tape")
-        self._start(name, {**self._of(0), **more, "HOLDFAST_RECORDINGS": str(self.place / "checkpoints" / "recordings")}, f"standby-{name}")
+        self._start(
+            name, {**self._of(0), **more, "HOLDFAST_RECORDINGS": str(self.place / "checkpoints" / "recordings")}, f"hot-spare-{name}"
+        )
         pid = self.pids[name]
         self._await(lambda: any(one["t"] == "parked" and one["pid"] == pid for one in list(self._heard)), f"{name} parked")
         return name
@@ -149,7 +151,7 @@ class Driver:
         with suppress(OSError):
             while data := line.recv(65536):
                 for message in lines.feed(data):
-                    if message["t"] == "commit?":
+                    if message["t"] == "commit-request":
                         line.sendall(encode({"re": message["id"], "ok": True, "why": ""}))
                     elif message["t"] == "register-successor":
                         self.pids.update({key: message["pid"] for key, one in self.pids.items() if one == pid})
@@ -185,21 +187,21 @@ class Driver:
 
     # -- a change of one rank -----------------------------------------------------------------------------------------
 
-    def replace(self, rank: int, standby: str | None = None, *, cold: bool = False, **more: str) -> tuple[float, steps.Recovered]:
-        """Have *rank* die and give its place to *standby* or to a fresh process; return when that was ordered, and how it went."""
+    def replace(self, rank: int, hot_spare: str | None = None, *, cold: bool = False, **more: str) -> tuple[float, steps.Recovered]:
+        """Have *rank* die and give its place to *hot_spare* or to a fresh process; return when that was ordered, and how it went."""
         before = self.pids[rank]
         (self.place / f"die-{rank}").touch()
         wait_for(lambda: state_of(before) == "Z", f"the end of rank {rank}", every=0.001)
         at = time.time()
         facts = self._next_generation(rank)
-        if standby is None:
+        if hot_spare is None:
             self._start(rank, {**self._of(rank), "HOLDFAST_FRESH": "1", **more}, f"rank-{rank}", cold=cold)
         else:
-            self.pids[rank] = self.pids.pop(standby)
+            self.pids[rank] = self.pids.pop(hot_spare)
         for other in range(self.ranks):
             if other != rank:
                 self._send(other, {**facts, "rank": other})
-        extra: Message = {} if standby is None else {"environment": self._of(rank), "log": str(self.place / f"rank-{rank}.log")}
+        extra: Message = {} if hot_spare is None else {"environment": self._of(rank), "log": str(self.place / f"rank-{rank}.log")}
         self._send(rank, {**facts, "rank": rank, **extra})
         self._await(lambda: steps.recovery(self.done(), rank, before), f"recovery of rank {rank}")
         found = steps.recovery(self.done(), rank, before)

@@ -10,7 +10,7 @@ Real jobs under a real flow, Prefect server and agents, on a local cluster: node
 - ``shrink-by-restart``: from the event until all ranks that are left have made a step, in new processes.
 - ``shrink``, ``grow``: the same in the processes that live, from the injection, and by how much the step with a newcomer comes later;
   this for jobs whose steps take next to nothing, and for such as rest 50 and 200 ms in each.
-- ``chaos``: a job of three ranks on four nodes with managed groups, a standby, replicated snapshots and checkpoints suffers random faults
+- ``chaos``: a job of three ranks on four nodes with managed groups, a hot spare, replicated snapshots and checkpoints suffers random faults
   (havoc.py has the kinds). Promised, or the exit status is 1: every step has the loss, and the end the parameters, of an undisturbed run,
   bit for bit; no node is isolated, as none has a fault of its own; no process and no memory is left; every incident ends well.
 """

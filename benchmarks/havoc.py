@@ -259,15 +259,15 @@ def kill_part(module: str) -> Callable[[Havoc], str]:
     return act
 
 
-def kill_standby(havoc: Havoc) -> str:
-    """End a standby."""
+def kill_hot_spare(havoc: Havoc) -> str:
+    """End a hot spare."""
     up = [one.name for one in havoc.job.nodes.survey() if one.status == "up"]
-    found = [(node, number, one["pid"]) for node in up for number, one in havoc.job.chaos.ask(node)["standbys"].items() if one["pid"]]
+    found = [(node, number, one["pid"]) for node in up for number, one in havoc.job.chaos.ask(node)["hot_spares"].items() if one["pid"]]
     if not found:
         raise NotPossible
     node, number, pid = havoc.dice.choice(sorted(found))
     havoc.end(pid)
-    return f"standby {number} on {node}"
+    return f"hot spare {number} on {node}"
 
 
 # -- what steers ---------------------------------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ KINDS: Final[dict[str, Callable[[Havoc], str]]] = {
     "agent-stalls": stall_agent,
     "memory-server-killed": kill_part("holdfast.agent.memstore.server"),
     "lookout-killed": kill_part("holdfast.agent.monitor"),
-    "standby-killed": kill_standby,
+    "hot-spare-killed": kill_hot_spare,
     "flow-killed": kill_flow,
     "flow-and-rank-killed": kill_flow_and_rank,
     "checkpoint-bit-flipped": flip_bit,

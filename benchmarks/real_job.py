@@ -48,7 +48,7 @@ def fault(place: Path, rank: int, pid: int, how: str) -> float:
 
 
 class Job:
-    """2 nodes of 2 ranks and a spare node with a warm standby; with *stock* groups none, and a checkpoint from time to time.
+    """2 nodes of 2 ranks and a spare node with a hot spare; with *stock* groups none, and a checkpoint from time to time.
 
     *given* replaces fields of the job: another script, other nodes, other places for the state.
     """
@@ -135,9 +135,9 @@ class Job:
         return mark_of(self._nodes.folder(node))
 
     def settle(self) -> None:
-        """Wait until training runs with a parked standby, and some steps have gone by without disturbance."""
-        standby = 1 if self._waits else 0
-        self.until(lambda: self._state() == "RUNNING" and self._chaos.parked() >= standby, "a job that runs, and its standby")
+        """Wait until training runs with a parked hot spare, and some steps have gone by without disturbance."""
+        hot_spare = 1 if self._waits else 0
+        self.until(lambda: self._state() == "RUNNING" and self._chaos.parked() >= hot_spare, "a job that runs, and its hot spare")
         self.run(QUIET)
 
     # -- acting -------------------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ class Steered(Watched):
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def at_work(self, parked: int = 0) -> bool:
-        """Return whether all ranks train, no incident is open, and so many standbys wait."""
+        """Return whether all ranks train, no incident is open, and so many hot spares wait."""
         if self.state() != "RUNNING" or any(one.closed_at is None for one in self.incidents()) or not self.chaos.complete():
             return False
         return not parked or self.chaos.parked() >= parked

@@ -2,7 +2,7 @@
 
     python -m benchmarks.takeover --json takeover.json [--rounds N] [--only KEY ...]
 
-- ``unplanned``: an MLP of about 10 million parameters under DDP, 2 nodes of 2 ranks, a spare node with a warm standby, under a real flow.
+- ``unplanned``: an MLP of about 10 million parameters under DDP, 2 nodes of 2 ranks, a spare node with a hot spare, under a real flow.
   Each rank in turn is killed, stopped, and made to raise. The clock starts at the fault (the signal, or the ``raise``) and ends with the
   first new step that all ranks have committed. Beside it the same script under torchrun, and under Holdfast's restart action.
 - ``memory``: of the same faults, the highest peak among the survivors over its peak before.

@@ -103,7 +103,7 @@ def write_result(place: Path, step: int) -> None:
 
 
 folder = Path(os.environ.get("HOLDFAST_CHECKPOINT_DIR", "."))
-if "HOLDFAST_STANDBY" not in os.environ:
+if "HOLDFAST_HOT_SPARE" not in os.environ:
     exec(troubled(folder / "at-start", int(os.environ["RANK"])), globals())  # noqa: S102 (what the test or the benchmark asks for)
 torch.set_num_threads(1)
 if not given.stock_groups:
@@ -121,7 +121,7 @@ with holdfast.session(model=model, optimizer=optimizer) as session:
         inputs = nn.functional.dropout(inputs, given.dropout)
         time.sleep(given.rest)
         work(given.pace + slow)
-        if "HOLDFAST_STANDBY" not in os.environ:  # whose steps are a warm-up
+        if "HOLDFAST_HOT_SPARE" not in os.environ:  # whose steps are a warm-up
             exec(troubled(folder, session.rank), globals())  # noqa: S102 (as above)
         loss = nn.functional.mse_loss(wrapped(inputs), inputs[:, :4].sin()) * poison
         loss.backward()
@@ -132,7 +132,7 @@ with holdfast.session(model=model, optimizer=optimizer) as session:
         if not math.isfinite(poison):
             poison = 1.0
         step.end(loss)
-        if given.result is not None and session.step == step.number and "HOLDFAST_STANDBY" not in os.environ:
+        if given.result is not None and session.step == step.number and "HOLDFAST_HOT_SPARE" not in os.environ:
             note_loss(given.result.parent, step.number, loss.item())
     if given.result is not None and session.rank == 0:
         write_result(given.result, session.step)

@@ -1,4 +1,4 @@
-"""How soon a process that is given a rank does its first useful step: a warm standby against a cold start, eager and compiled.
+"""How soon a process that is given a rank does its first useful step: a hot spare against a cold start, eager and compiled.
 
 Two ranks of an MLP under DDP. The clock starts at the order that gives the place of a lost rank away, and ends with the first step of the
 process that took it. A cold start is a new interpreter; ``compiled, no cache`` also compiles with an empty cache of torch.compile's.
@@ -44,7 +44,7 @@ def _of(way: str, number: int, folder: Path, fork_server: Starter, *, without_ca
     try:
         job.run(AFTER)
         for _ in range(number):
-            found += [_replace(job, f"{way}, standby", job.standby()), _replace(job, f"{way}, cold start")]
+            found += [_replace(job, f"{way}, hot spare", job.hot_spare()), _replace(job, f"{way}, cold start")]
         if without_cache:
             found.append(_replace(job, f"{way}, no cache", TORCHINDUCTOR_CACHE_DIR=str(place / "empty")))
     finally:
@@ -52,8 +52,8 @@ def _of(way: str, number: int, folder: Path, fork_server: Starter, *, without_ca
     return found
 
 
-def _replace(job: Driver, way: str, standby: str | None = None, **environment: str) -> dict[str, Any]:
-    at, recovered = job.replace(1, standby, cold=standby is None, **environment)
+def _replace(job: Driver, way: str, hot_spare: str | None = None, **environment: str) -> dict[str, Any]:
+    at, recovered = job.replace(1, hot_spare, cold=hot_spare is None, **environment)
     job.run(AFTER)
     after = [one.seconds for one in job.done()[1] if one.pid == recovered.first.pid and one.step > recovered.first.step]
     found = {"way": way, "seconds": recovered.first.at - at, "first": recovered.first.seconds / statistics.median(after)}
@@ -62,15 +62,15 @@ def _replace(job: Driver, way: str, standby: str | None = None, **environment: s
 
 
 def judged(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figure: the time to the first useful step of a standby that runs compiled code."""
+    """Return the figure: the time to the first useful step of a hot spare that runs compiled code."""
     ways = {one["way"]: [other for other in found if other["way"] == one["way"]] for one in found}
     seconds = {way: statistics.median(one["seconds"] for one in ones) for way, ones in ways.items()}
-    ratio = {way: round(seconds[f"{way}, cold start"] / seconds[f"{way}, standby"], 1) for way in WAYS}
-    first = {way: round(statistics.median(one["first"] for one in ones), 2) for way, ones in ways.items() if way.endswith("standby")}
+    ratio = {way: round(seconds[f"{way}, cold start"] / seconds[f"{way}, hot spare"], 1) for way in WAYS}
+    first = {way: round(statistics.median(one["first"] for one in ones), 2) for way, ones in ways.items() if way.endswith("hot spare")}
     return figure(
-        [one["seconds"] for one in ways["compiled, standby"]],
+        [one["seconds"] for one in ways["compiled, hot spare"]],
         f"a cold start with a warm cache takes at least {COLD_OVER_WARM:.0f} times as long; the first step at most {FIRST} of a steady one",
-        {"ratio": ratio["compiled"] >= COLD_OVER_WARM, "first_step": first["compiled, standby"] <= FIRST},
+        {"ratio": ratio["compiled"] >= COLD_OVER_WARM, "first_step": first["compiled, hot spare"] <= FIRST},
         ratio=ratio,
         first_step=first,
         seconds={way: spread([one["seconds"] for one in ones]) for way, ones in ways.items()},

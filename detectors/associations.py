@@ -15,10 +15,10 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from detectors.catalogue import AREAS, CATALOGUE, Area, Blame, RecommendedAction
+from detectors.catalogue import AREAS, CATALOGUE, Area, Attribution, RecommendedAction
 
 PLACE: Final = Path(__file__).with_name("associations.toml")
-_FIELDS: Final = frozenset({"kinds", "components", "areas", "recommended_actions", "blames", "groups", "but"})
+_FIELDS: Final = frozenset({"kinds", "components", "areas", "recommended_actions", "attributions", "groups", "but"})
 
 
 class Scope(StrEnum):
@@ -50,7 +50,7 @@ class Traits:
     component: str
     area: str
     recommended_action: str
-    blame: str
+    attributed_to: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Family:
     components: frozenset[str] = frozenset()
     areas: frozenset[str] = frozenset()
     recommended_actions: frozenset[str] = frozenset()
-    blames: frozenset[str] = frozenset()
+    attributions: frozenset[str] = frozenset()
     groups: tuple[Family, ...] = ()
     but: frozenset[str] = frozenset()
 
@@ -76,7 +76,7 @@ class Family:
             (self.components, one.component),
             (self.areas, one.area),
             (self.recommended_actions, one.recommended_action),
-            (self.blames, one.blame),
+            (self.attributions, one.attributed_to),
         )
         return any(wanted for wanted, _ in asked) and all(have in wanted for wanted, have in asked if wanted)
 
@@ -202,7 +202,7 @@ def load(place: Path = PLACE) -> Associations:
     except (TypeError, ValueError) as error:
         if isinstance(error, BadAssociation):
             raise
-        raise BadAssociation(place.name, str(error), "compare the row with those beside it") from error
+        raise BadAssociation(place.name, str(error), "compare the row with the rows around it") from error
 
 
 class _RowReader:
@@ -222,9 +222,9 @@ class _RowReader:
             self._made[name] = self.family(self._groups[name], f"groups.{name}")
         return self._made[name]
 
-    def family(self, row: Mapping[str, Any], where: str, beside: tuple[str, ...] = ()) -> Family:
-        """Return the family that *row* describes; *beside* are its other fields."""
-        members = {name: value for name, value in row.items() if name not in beside}
+    def family(self, row: Mapping[str, Any], where: str, other: tuple[str, ...] = ()) -> Family:
+        """Return the family that *row* describes; *other* are its other fields."""
+        members = {name: value for name, value in row.items() if name not in other}
         if unknown := sorted(members.keys() - _FIELDS):
             raise BadAssociation(
                 f"{self._file}, {where}", f"has unknown fields {', '.join(unknown)}", f"known are {', '.join(sorted(_FIELDS))}"
@@ -235,7 +235,7 @@ class _RowReader:
             ("components", AREAS),
             ("areas", list(Area)),
             ("recommended_actions", list(RecommendedAction)),
-            ("blames", list(Blame)),
+            ("attributions", list(Attribution)),
         ):
             if wrong := sorted(set(members.get(name, ())) - set(map(str, known))):
                 raise BadAssociation(f"{self._file}, {where}", f"has unknown {name} {', '.join(wrong)}", "take values of the catalogue")
@@ -270,7 +270,9 @@ ASSOCIATIONS: Final = load()
 def traits_of(kind: str) -> Traits:
     """Return by what families take *kind*; KeyError for one that is not in the catalogue."""
     one = CATALOGUE[kind]
-    return Traits(id=kind, component=one.component, area=one.area, recommended_action=one.recommended_action, blame=one.blame)
+    return Traits(
+        id=kind, component=one.component, area=one.area, recommended_action=one.recommended_action, attributed_to=one.attributed_to
+    )
 
 
 @cache
@@ -309,7 +311,7 @@ def is_secondary(kind: str) -> bool:
     return belongs(kind, "echo") or belongs(kind, "blamed")
 
 
-def usual_weight(kind: str, component: str, recommended_action: str, blame: str) -> int:
+def usual_weight(kind: str, component: str, recommended_action: str, attributed_to: str) -> int:
     """Return how close to the root cause kinds of this family usually are; 50 if no family defines it."""
-    one = Traits(id=kind, component=component, area=AREAS[component], recommended_action=recommended_action, blame=blame)
+    one = Traits(id=kind, component=component, area=AREAS[component], recommended_action=recommended_action, attributed_to=attributed_to)
     return next((weight for family, weight in ASSOCIATIONS.weights if family.takes(one)), 50)

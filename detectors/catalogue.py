@@ -23,7 +23,7 @@ class RecommendedAction(StrEnum):
     USER_ERROR = "user-error"
 
 
-class Blame(StrEnum):
+class Attribution(StrEnum):
     """What a fault is attributed to."""
 
     GPU = "gpu"
@@ -70,7 +70,7 @@ class FaultKind:
     component: str
     source: str
     recommended_action: RecommendedAction
-    blame: Blame
+    attributed_to: Attribution
     action: str
     unhealthy: Sample
     healthy: Sample
@@ -150,7 +150,7 @@ class Fault:
         return CATALOGUE[self.kind]
 
     @property
-    def subject(self) -> str:
+    def target(self) -> str:
         """The rank, node or job that it was seen on."""
         if self.rank is not None:
             return f"rank {self.rank} on {self.node}"

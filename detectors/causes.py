@@ -42,7 +42,7 @@ class Candidate:
     """A hypothesis about an incident: one fault as its root cause."""
 
     fault: Fault
-    weight: float
+    confidence: float
     """Its likelihood among all candidates, 0 to 1; the sum is 1, apart from dropped ones."""
     reason: str
     """The rules by which it explains other faults."""
@@ -193,12 +193,12 @@ def _score(number: int, runners: list[_Group], groups: list[_Group], reach: list
     return score
 
 
-def _candidate(me: _Group, groups: list[_Group], reach: list[float], links: list[tuple[float, str]], weight: float) -> Candidate:
+def _candidate(me: _Group, groups: list[_Group], reach: list[float], links: list[tuple[float, str]], confidence: float) -> Candidate:
     others = [(group, far) for group, far in zip(groups, reach, strict=True) if group is not me]
     rules: Mapping[str, None] = dict.fromkeys(name for _, name in sorted(links, reverse=True) if name)
     return Candidate(
         fault=me.first,
-        weight=round(weight, 4),
+        confidence=round(confidence, 4),
         reason="; ".join(rules),
         evidence=tuple(me.faults),
         explains=tuple(fault for group, far in others if far > 0.0 for fault in group.faults),

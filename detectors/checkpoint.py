@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, RecommendedAction, fault_kind
+from detectors.catalogue import Attribution, Fault, RecommendedAction, fault_kind
 from detectors.evidence import CheckpointFailure, Evidence, HangLimits, MemstoreFailure, Sample, WorkerExit
 
 Row = tuple[str, str, RecommendedAction, str]
@@ -23,7 +23,7 @@ def _define(rows: Iterable[Row], *, component: str, source: str, reports: Callab
             component=component,
             source=source,
             recommended_action=recommended_action,
-            blame=Blame.STORAGE,
+            attributed_to=Attribution.STORAGE,
             action=action,
             unhealthy=Sample(reports(name)),
             healthy=_HEALTHY,
@@ -74,7 +74,7 @@ _CHECKPOINT_KINDS: Final[tuple[Row, ...]] = (
         "replica-lag",
         "Snapshots are skipped: replicating one takes longer than the snapshot interval",
         RecommendedAction.MONITOR,
-        "give the node an idle core, or raise `checkpoint.memory.bandwidth` or `checkpoint.memory.interval`; else lost nodes cost more steps",
+        "give the node an idle core, or raise `checkpoint.memory.bandwidth` or `.interval`; else lost nodes cost more steps",
     ),
     (
         "snapshot-no-memory",

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from detectors.associations import ASSOCIATIONS, Accused, Family, Repeats, Shared, traits_of
-from detectors.catalogue import CATALOGUE, Blame, Fault, RecommendedAction, fault_kind
+from detectors.catalogue import CATALOGUE, Attribution, Fault, RecommendedAction, fault_kind
 from detectors.causes import device_in, device_of, peers_in
 from detectors.evidence import LogLine, Sample
 from detectors.gpu_readings import Xid, XidEvent
@@ -43,7 +43,7 @@ SWITCH: Final = _define(
     id="network-switch-failed",
     title="The links of several nodes went down at once: the switch they share failed",
     component="network",
-    blame=Blame.NETWORK,
+    attributed_to=Attribution.NETWORK,
     action="look at the switch or router that these nodes share; the nodes themselves are healthy",
     unhealthy=Sample(_lines(_DOWN)),
     healthy=Sample(_lines(_DOWN, nodes=1)),
@@ -53,7 +53,7 @@ STORAGE_SERVICE: Final = _define(
     id="storage-service-failed",
     title="Several nodes lost the same storage at once: the service failed, not the nodes",
     component="network file system",
-    blame=Blame.STORAGE,
+    attributed_to=Attribution.STORAGE,
     action="look at the storage service and the network to it; the nodes themselves are healthy",
     unhealthy=Sample(_lines(_STALE)),
     healthy=Sample(_lines(_STALE, nodes=1)),
@@ -65,7 +65,7 @@ SUSPECT_GPU: Final = _define(
     component="gpu",
     source="diagnosis, history",
     recommended_action=RecommendedAction.EVICT,
-    blame=Blame.GPU,
+    attributed_to=Attribution.GPU,
     action="take the node out and test the GPU: the same code runs on the others",
     reference="https://docs.nvidia.com/deploy/xid-errors/",
     unhealthy=Sample(_xids("n0", 13, 3)),
@@ -77,7 +77,7 @@ BLAMED: Final = _define(
     id="peer-blamed",
     title="Several ranks report that one peer does not answer",
     component="communication",
-    blame=Blame.NODE,
+    attributed_to=Attribution.NODE,
     action="restart the workers; replace the named node if it happens again",
     unhealthy=Sample(
         evidence=tuple(
@@ -157,7 +157,7 @@ def _accused(rule: Accused, faults: list[Fault], places: Mapping[str, str]) -> I
     if not ranked or len(_observers(ranked[0][1])) < rule.observers:
         return
     (node, rank), reports = ranked[0]
-    ranks = f"{len(_observers(reports))} ranks ({_few(sorted({fault.subject for fault in reports}))})"
+    ranks = f"{len(_observers(reports))} ranks ({_few(sorted({fault.target for fault in reports}))})"
     quote = f"{ranks} report that {f'rank {rank} on {node}' if rank is not None else node} does not answer: {reports[0].quote}"[:500]
     yield Fault(kind=rule.kind, at=reports[0].at, node=node, rank=rank, quote=quote, signature=rule.kind, source=_sources(reports))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from detectors.associations import ASSOCIATIONS, follows_step, script_rule, settle_rule
-from detectors.catalogue import CATALOGUE_ACTIONS, Blame, Fault, RecommendedAction, RecommendedActions, fault_kind
+from detectors.catalogue import CATALOGUE_ACTIONS, Attribution, Fault, RecommendedAction, RecommendedActions, fault_kind
 from detectors.causes import NEGLIGIBLE, Candidate, candidates, device_of, explained
 from detectors.checkpoint import see_checkpoint_failure, see_memory
 from detectors.correlation import inferred
@@ -63,7 +63,7 @@ USER_ERROR: Final = fault_kind(
     component="user code",
     source="diagnosis",
     recommended_action=RecommendedAction.USER_ERROR,
-    blame=Blame.USER_CODE,
+    attributed_to=Attribution.USER_CODE,
     action="fix the script: the traceback of the first failing rank is in the incident; running the job again will not help",
     unhealthy=Sample(
         evidence=(
@@ -201,7 +201,7 @@ def diagnose(
     why = _at_once(root, all_faults, members) or _again(root, past, members)
     if why is None:
         others = tuple(fault for fault in all_faults if fault is not root)
-        reason = f"{root.kind} of {root.subject}: {root.quote}" + _summary(ranked[0], recommended_actions)
+        reason = f"{root.kind} of {root.target}: {root.quote}" + _summary(ranked[0], recommended_actions)
         return Diagnosis(
             root=root, secondary_failures=others, reason=reason, candidates=tuple(ranked), excused=_excused(ranked[0], all_faults, members)
         )
@@ -220,20 +220,20 @@ def _with_script(root: Fault, why: str, ranked: list[Candidate]) -> tuple[Candid
     """Put the script in front of the hypotheses: it replaces the failures that follow the step."""
     first = ranked[0].fault
     twins = [one for one in ranked if (one.fault.kind, _identity(one.fault)) == (first.kind, _identity(first))]
-    weight = sum(one.weight for one in twins)
+    confidence = sum(one.confidence for one in twins)
     seen = tuple(sorted((fault for one in twins for fault in one.evidence), key=lambda fault: fault.at))
     explains = {id(fault): fault for one in twins for fault in one.explains if fault not in seen}
     unexplained = tuple(fault for fault in ranked[0].unexplained if id(fault) not in explains and fault not in seen)
     script = Candidate(
         fault=root,
-        weight=round(weight * _FOLLOWS, 4),
+        confidence=round(confidence * _FOLLOWS, 4),
         reason=why,
         evidence=seen,
         explains=tuple(explains.values()),
         unexplained=unexplained,
     )
-    rest = [replace(one, weight=round(one.weight * (1 - _FOLLOWS), 4)) if one in twins else one for one in ranked]
-    return script, *sorted((one for one in rest if one.weight >= NEGLIGIBLE), key=lambda one: -one.weight)
+    rest = [replace(one, confidence=round(one.confidence * (1 - _FOLLOWS), 4)) if one in twins else one for one in ranked]
+    return script, *sorted((one for one in rest if one.confidence >= NEGLIGIBLE), key=lambda one: -one.confidence)
 
 
 def _excused(root: Candidate, faults: Sequence[Fault], members: int) -> tuple[Fault, ...]:
@@ -257,7 +257,7 @@ def _summary(root: Candidate, recommended_actions: RecommendedActions) -> str:
     own = [fault for fault in left if fault.entry.weight >= ASSOCIATIONS.own]
     rest = len(left) - len(own)
     follow = len(root.explains) + len(root.evidence) - 1
-    words = "".join(f"; also {fault.kind} of {fault.subject}" for fault in own)
+    words = "".join(f"; also {fault.kind} of {fault.target}" for fault in own)
     words += f"; {follow} {'secondary failure' if follow == 1 else 'secondary failures'}" if follow else ""
     return words + (f"; {rest} unrelated {'fault' if rest == 1 else 'faults'} at the same time" if rest else "")
 

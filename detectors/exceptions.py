@@ -6,7 +6,7 @@ import errno
 from functools import partial
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, RecommendedAction, fault_kind
+from detectors.catalogue import Attribution, Fault, RecommendedAction, fault_kind
 from detectors.evidence import Sample, WorkerException, WorkerExit
 from detectors.sources import exception_report
 from detectors.tracebacks import places_in
@@ -25,7 +25,7 @@ EXCEPTION: Final = _define(
     id="worker-exception",
     title="A worker's script raised an exception",
     component="worker",
-    blame=Blame.PROCESS,
+    attributed_to=Attribution.PROCESS,
     action="restart once with the ranks on other nodes; the same exception at the same step there is the user's error",
     reference="https://docs.python.org/3/tutorial/errors.html",
     unhealthy=an_exit(code=1, raised=WorkerException(type="ValueError", message="bad batch")),
@@ -35,7 +35,7 @@ PEER_LOST: Final = _define(
     id="worker-peer-lost",
     title="A worker failed because a peer was lost",
     component="communication",
-    blame=Blame.NONE,
+    attributed_to=Attribution.NONE,
     action="look for the peer that failed first; restart the workers",
     reference="https://docs.pytorch.org/docs/stable/distributed.html",
     unhealthy=an_exit(code=1, raised=WorkerException(type="RuntimeError", message="Connection reset by peer", peer_lost=True)),
@@ -45,7 +45,7 @@ GPU_MEMORY: Final = _define(
     id="worker-gpu-out-of-memory",
     title="A worker requested more GPU memory than is free",
     component="gpu memory",
-    blame=Blame.USER_CODE,
+    attributed_to=Attribution.USER_CODE,
     action="restart once: another process may have held the memory; then the user must fix it",
     reference="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
     unhealthy=an_exit(code=1, raised=WorkerException(type="torch.OutOfMemoryError", message="CUDA out of memory. Tried to allocate 2 GiB")),
@@ -55,7 +55,7 @@ DISK_FULL: Final = _define(
     id="worker-disk-full",
     title="A worker failed because a disk has no space left",
     component="storage",
-    blame=Blame.STORAGE,
+    attributed_to=Attribution.STORAGE,
     action="free space, or move the job's output",
     reference=ERRNO_3,
     unhealthy=an_exit(code=1, raised=WorkerException(type="OSError", message="[Errno 28] No space left on device", errno=28)),
@@ -65,7 +65,7 @@ STORAGE: Final = _define(
     id="worker-storage-failed",
     title="A worker failed because storage did: an I/O error, a stale mount, a file system gone read-only",
     component="storage",
-    blame=Blame.STORAGE,
+    attributed_to=Attribution.STORAGE,
     action="restart; if it happens again check the mount and the kernel's log",
     reference=ERRNO_3,
     unhealthy=an_exit(code=1, raised=WorkerException(type="OSError", message="[Errno 5] Input/output error: '/data/shard-3'", errno=5)),
@@ -75,7 +75,7 @@ NETWORK: Final = _define(
     id="worker-service-unreachable",
     title="A worker failed because something that its script uses over the network did not answer",
     component="network",
-    blame=Blame.NETWORK,
+    attributed_to=Attribution.NETWORK,
     action="restart; if it happens again check the service that the script uses",
     reference=ERRNO_3,
     unhealthy=an_exit(code=1, raised=WorkerException(type="ConnectionRefusedError", message="[Errno 111] Connection refused", errno=111)),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
-from detectors.catalogue import Blame, RecommendedAction, fault_kind
+from detectors.catalogue import Attribution, RecommendedAction, fault_kind
 from detectors.evidence import Sample, Unknown
 from detectors.findings import MINUTE, SECOND, FaultFinding, ReadingPair, above, grown
 from detectors.gpu_readings import Clocks, Ecc, Fabric, Gpu, GpuProcess, GpuReading, NvLink, Pcie, Power, RemappedRows, RetiredPages
@@ -64,7 +64,7 @@ def _power(limit: int) -> Power:
     return Power(draw=300_000, limit=limit, default_limit=700_000)
 
 
-_define = partial(fault_kind, component="gpu", source="NVML", blame=Blame.GPU, reference=NVML, weight=60)
+_define = partial(fault_kind, component="gpu", source="NVML", attributed_to=Attribution.GPU, reference=NVML, weight=60)
 
 OFF_BUS: Final = _define(
     id="gpu-off-bus",
@@ -98,7 +98,7 @@ DRIVER_MISSING: Final = _define(
     id="driver-not-loaded",
     title="A node has GPUs, and the NVIDIA driver is not loaded",
     recommended_action=RecommendedAction.EVICT,
-    blame=Blame.NODE,
+    attributed_to=Attribution.NODE,
     action="load the driver (`modprobe nvidia`) or reboot; find out why it was not loaded",
     unhealthy=Sample(_node(failed=9, gpus=Unknown("nvmlInit: Driver Not Loaded"))),
     healthy=Sample(_node(failed=9, on_bus=(), gpus=Unknown("nvmlInit: Driver Not Loaded"))),
@@ -108,7 +108,7 @@ DRIVER_MISMATCH: Final = _define(
     id="driver-mismatch",
     title="The NVIDIA library and the loaded kernel module have different versions",
     recommended_action=RecommendedAction.EVICT,
-    blame=Blame.NODE,
+    attributed_to=Attribution.NODE,
     action="reboot, or reload the module: an update was installed while the driver was loaded",
     unhealthy=Sample(_node(failed=18, gpus=Unknown("nvmlInit: Driver/library version mismatch"))),
     healthy=Sample(_node(module_version="550.54.15", driver_version="550.54.15", gpus=())),
@@ -164,7 +164,7 @@ POWER_BRAKE: Final = _define(
     id="gpu-power-brake",
     title="A GPU is slowed down by an external power brake",
     recommended_action=RecommendedAction.MONITOR,
-    blame=Blame.NODE,
+    attributed_to=Attribution.NODE,
     action="check power supplies and the rack's power",
     unhealthy=_seen(clocks=_clocks(0x88)),
     healthy=_seen(clocks=_clocks(0x04)),
@@ -181,7 +181,7 @@ POWER_CAPPED: Final = _define(
     id="gpu-power-capped",
     title="A GPU's power limit is below its default",
     recommended_action=RecommendedAction.MONITOR,
-    blame=Blame.NODE,
+    attributed_to=Attribution.NODE,
     action="restore the limit (`nvidia-smi -pl`), unless it was set on purpose on all nodes",
     unhealthy=_seen(power=_power(450_000)),
     healthy=_seen(power=_power(700_000)),
@@ -223,7 +223,7 @@ FABRIC: Final = _define(
     id="fabric-not-ready",
     title="A GPU has not joined the NVSwitch fabric of its node",
     recommended_action=RecommendedAction.EVICT,
-    blame=Blame.NODE,
+    attributed_to=Attribution.NODE,
     action="start the fabric manager; reset the GPUs or reboot if that does not help",
     reference="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",
     unhealthy=_seen(fabric=Fabric(state=2, status=0)),
@@ -234,7 +234,7 @@ STRANGER: Final = _define(
     id="gpu-foreign-process",
     title="A foreign process computes on a GPU of a job",
     recommended_action=RecommendedAction.MONITOR,
-    blame=Blame.PROCESS,
+    attributed_to=Attribution.PROCESS,
     action="find its owner and end it: it takes memory and compute time from the job",
     unhealthy=_seen(processes=(GpuProcess(pid=10, memory=1 << 30, job="gpt"), GpuProcess(pid=11, memory=1 << 30))),
     healthy=_seen(processes=(GpuProcess(pid=10, memory=1 << 30, job="gpt"), GpuProcess(pid=11, memory=1 << 30, job=_DARK))),
@@ -431,7 +431,7 @@ def _check_strangers(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
     jobs = {one.job for one in gpu.processes if one.job and not isinstance(one.job, Unknown)}
     strangers = [str(one.pid) for one in gpu.processes if one.job == ""]
     if jobs and strangers:
-        quote = f"{name}: process {', '.join(strangers)} computes beside job {', '.join(sorted(map(str, jobs)))}"
+        quote = f"{name}: process {', '.join(strangers)} computes on the GPU of job {', '.join(sorted(map(str, jobs)))}"
         yield FaultFinding(kind=STRANGER.id, part=name, quote=quote)
 
 

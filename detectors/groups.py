@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, RecommendedAction, fault_kind
+from detectors.catalogue import Attribution, Fault, RecommendedAction, fault_kind
 from detectors.evidence import GroupFailure, HangLimits, ReplaceRanksFailure, Sample
 from detectors.exceptions import FINISHED
 
@@ -14,7 +14,7 @@ GROUP_BROKEN: Final = fault_kind(
     component="communication",
     source="worker's report",
     recommended_action=RecommendedAction.RETRY_STEP,
-    blame=Blame.NETWORK,
+    attributed_to=Attribution.NETWORK,
     action="rebuild the groups between live ranks and retry the step; replace lost ranks",
     reference="https://docs.pytorch.org/docs/stable/distributed.html",
     unhealthy=Sample(GroupFailure(node="n0", rank=0, at=0.0, why="Connection closed by peer", group="0", step=7)),
@@ -27,7 +27,7 @@ REPLACE_RANKS_FAILED: Final = fault_kind(
     component="job",
     source="worker's report, agent's answer",
     recommended_action=RecommendedAction.RESTART,
-    blame=Blame.NONE,
+    attributed_to=Attribution.NONE,
     action="the next action is tried at once",
     unhealthy=Sample(ReplaceRanksFailure(node="n0", rank=0, at=0.0, why="no rank holds a complete copy of the state")),
     healthy=FINISHED,

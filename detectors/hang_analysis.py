@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
-from detectors.catalogue import Blame, RecommendedAction, fault_kind
+from detectors.catalogue import Attribution, RecommendedAction, fault_kind
 from detectors.evidence import GroupProgress, PendingOperation, Progress, RankProgress, RankStatus, Sample
 
 STUCK_SECONDS: Final = 1.0
@@ -248,7 +248,7 @@ _define = partial(fault_kind, component="job", source="statuses of the ranks", r
 MISMATCH: Final = _define(
     id="collective-mismatch",
     title="Ranks entered different collectives, or one with tensors of different sizes",
-    blame=Blame.USER_CODE,
+    attributed_to=Attribution.USER_CODE,
     action="fix the script: all ranks of a group must enter the same operations in the same order, with tensors of the same size",
     unhealthy=_sample(_rank(7, "allreduce"), _rank(7, "broadcast")),
     healthy=_well(_rank(7, "allreduce"), _rank(7, "broadcast")),
@@ -258,7 +258,7 @@ MISMATCH: Final = _define(
 CIRCLE: Final = _define(
     id="collective-deadlock",
     title="Ranks wait for each other in different groups",
-    blame=Blame.USER_CODE,
+    attributed_to=Attribution.USER_CODE,
     action="fix the script: ranks that share several groups must use them in the same order",
     unhealthy=_sample(_rank(7, "allreduce", count=2), _rank(3, "allreduce", group="1", count=6)),
     healthy=_well(_rank(7, "allreduce", count=2), _rank(3, "allreduce", group="1", count=6)),
@@ -268,7 +268,7 @@ CIRCLE: Final = _define(
 STUCK: Final = _define(
     id="collective-stuck",
     title="All ranks are in a collective and it does not finish",
-    blame=Blame.NETWORK,
+    attributed_to=Attribution.NETWORK,
     action="restart the workers; check the network between the nodes if it happens again",
     unhealthy=_sample(_rank(7, "allreduce"), _rank(7, "allreduce")),
     healthy=_well(_rank(7, "allreduce"), _rank(7, "allreduce")),

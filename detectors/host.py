@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
-from detectors.catalogue import Blame, RecommendedAction, fault_kind
+from detectors.catalogue import Attribution, RecommendedAction, fault_kind
 from detectors.evidence import Sample, Unknown
 from detectors.findings import HOUR, MINUTE, FaultFinding, ReadingPair, above, grown
 from detectors.readings import (
@@ -74,7 +74,12 @@ def _service(*, needed: bool) -> Sample:
 
 
 _define = partial(
-    fault_kind, component="host", source="/proc and /sys", blame=Blame.NODE, recommended_action=RecommendedAction.MONITOR, weight=56
+    fault_kind,
+    component="host",
+    source="/proc and /sys",
+    attributed_to=Attribution.NODE,
+    recommended_action=RecommendedAction.MONITOR,
+    weight=56,
 )
 _PROC: Final = "https://docs.kernel.org/filesystems/proc.html"
 _EDAC: Final = "https://docs.kernel.org/driver-api/edac.html"
@@ -185,7 +190,7 @@ ZOMBIE: Final = _define(
     id="process-zombie",
     title="A process stayed a zombie between two readings",
     recommended_action=RecommendedAction.RECORD,
-    blame=Blame.PROCESS,
+    attributed_to=Attribution.PROCESS,
     action="end its parent; if that is process 1, it does not reap children: start the container with an init (`--init`)",
     reference="https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html",
     unhealthy=_minute_later("Z"),

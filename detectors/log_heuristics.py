@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from detectors.catalogue import Blame, RecommendedAction, fault_kind
+from detectors.catalogue import Attribution, RecommendedAction, fault_kind
 from detectors.evidence import LogLine, Sample
 
 
@@ -120,19 +120,19 @@ _ZERO: Final = re.compile(
 )
 
 _WELL: Final = Sample(LogLine(text="step 100 | loss 2.31 | grad_norm 0.9 | lr 3.0e-4"))
-_Row = tuple[str, str, str, Blame, str]
+_Row = tuple[str, str, str, Attribution, str]
 
 
 def _define(row: _Row) -> str:
-    """Define a fault kind for lines without a signature (id, title, component, blame, sample); return its id."""
-    name, title, component, blame, unhealthy = row
+    """Define a fault kind for lines without a signature (id, title, component, attribution, sample); return its id."""
+    name, title, component, attributed_to, unhealthy = row
     fault_kind(
         id=name,
         title=title,
         component=component,
         source="any log, by a heuristic about its words",
         recommended_action=RecommendedAction.MONITOR,
-        blame=blame,
+        attributed_to=attributed_to,
         action="read the surrounding lines; if it happens often, write a signature for it (`holdfast faults unknown --draft`)",
         unhealthy=Sample(LogLine(text=unhealthy)),
         healthy=_WELL,
@@ -146,7 +146,7 @@ UNKNOWN: Final = _define(
         "unknown",
         "A failure that is not in the catalogue",
         "worker",
-        Blame.NONE,
+        Attribution.NONE,
         "ERROR: widget 12 exploded, giving up",
     )
 )
@@ -156,7 +156,7 @@ _SUBJECTS: Final[tuple[tuple[_Row, str], ...]] = (
             "gpu-other",
             "A GPU or accelerator: a log line reports a problem that has no signature",
             "accelerator",
-            Blame.GPU,
+            Attribution.GPU,
             "cambricon 0000:5d:00.0: MLU command queue 3 lost, card dead",
         ),
         r"""
@@ -169,7 +169,7 @@ _SUBJECTS: Final[tuple[tuple[_Row, str], ...]] = (
             "disk-other",
             "A disk: a log line reports a problem that has no signature",
             "disk",
-            Blame.STORAGE,
+            Attribution.STORAGE,
             "drbd res0: disk detached after local I/O failed, disk lost",
         ),
         r"""
@@ -183,7 +183,7 @@ _SUBJECTS: Final[tuple[tuple[_Row, str], ...]] = (
             "storage-other",
             "Storage: a log line reports a problem that has no signature",
             "storage",
-            Blame.STORAGE,
+            Attribution.STORAGE,
             "orangefs: storage volume 3 went down, giving up",
         ),
         r"""
@@ -197,7 +197,7 @@ _SUBJECTS: Final[tuple[tuple[_Row, str], ...]] = (
             "network-other",
             "The network: a log line reports a problem that has no signature",
             "network",
-            Blame.NETWORK,
+            Attribution.NETWORK,
             "lldpad[811]: bridge br0 peer is dead, link lost",
         ),
         r"""
@@ -213,7 +213,7 @@ _SUBJECTS: Final[tuple[tuple[_Row, str], ...]] = (
             "hardware-other",
             "The host's hardware: a log line reports a problem that has no signature",
             "board",
-            Blame.NODE,
+            Attribution.NODE,
             "tpm tpm0: hardware malfunction, device died",
         ),
         r"""
@@ -228,7 +228,7 @@ _SUBJECTS: Final[tuple[tuple[_Row, str], ...]] = (
             "host-other",
             "The host's own software: a log line reports a problem that has no signature",
             "service",
-            Blame.NODE,
+            Attribution.NODE,
             "auditd[811]: daemon died, giving up",
         ),
         r"""
@@ -242,7 +242,7 @@ _SUBJECTS: Final[tuple[tuple[_Row, str], ...]] = (
             "training-other",
             "The training: a log line reports a problem that has no signature",
             "worker",
-            Blame.PROCESS,
+            Attribution.PROCESS,
             "deepspeed: worker 3 crashed, training aborted",
         ),
         r"""

@@ -9,7 +9,7 @@ from math import isfinite
 from statistics import median
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, RecommendedAction, fault_kind
+from detectors.catalogue import Attribution, Fault, RecommendedAction, fault_kind
 from detectors.evidence import FrozenParameters, HangLimits, LossHistory, NonFiniteLoss, ReplicaDigests, Sample
 from detectors.robust_stats import jitter
 
@@ -114,7 +114,10 @@ _FALLING: Final = tuple((step, 3.0 - 0.01 * step + 0.02 * (step % 5)) for step i
 
 
 _define = partial(
-    fault_kind, recommended_action=RecommendedAction.MONITOR, blame=Blame.USER_CODE, healthy=Sample(LossHistory(at=0.0, losses=_FALLING))
+    fault_kind,
+    recommended_action=RecommendedAction.MONITOR,
+    attributed_to=Attribution.USER_CODE,
+    healthy=Sample(LossHistory(at=0.0, losses=_FALLING)),
 )
 NOT_FINITE: Final = _define(
     id="loss-not-finite",
@@ -225,7 +228,7 @@ CORRUPT: Final = fault_kind(
     component="gpu",
     source="digests of parameters that ranks report",
     recommended_action=RecommendedAction.EVICT,
-    blame=Blame.GPU,
+    attributed_to=Attribution.GPU,
     action="remove the GPU; roll back to a checkpoint before the difference",
     unhealthy=_sample("a1", "a1", "b2"),
     healthy=_sample("a1", "a1", "a1"),
@@ -238,7 +241,7 @@ DIFFER: Final = fault_kind(
     component="job",
     source="digests of parameters that ranks report",
     recommended_action=RecommendedAction.MONITOR,
-    blame=Blame.GPU,
+    attributed_to=Attribution.GPU,
     action="stop the job, run it from the checkpoint before the difference with more replicas or on other nodes, and compare",
     unhealthy=_sample("a1", "b2"),
     healthy=_sample("a1", "a1"),

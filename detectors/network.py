@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
-from detectors.catalogue import Blame, RecommendedAction, fault_kind
+from detectors.catalogue import Attribution, RecommendedAction, fault_kind
 from detectors.evidence import Sample, Unknown
 from detectors.findings import HOUR, MINUTE, FaultFinding, ReadingPair, growths, listed
 from detectors.readings import CounterGrowth, IbPort, NetworkReading, Nic, NodeReading
@@ -42,7 +42,12 @@ def _hour_later(**facts: Any) -> Sample:  # noqa: ANN401 (of a port, or of an in
 
 
 _define = partial(
-    fault_kind, component="network", source="sysfs", blame=Blame.NETWORK, recommended_action=RecommendedAction.MONITOR, weight=58
+    fault_kind,
+    component="network",
+    source="sysfs",
+    attributed_to=Attribution.NETWORK,
+    recommended_action=RecommendedAction.MONITOR,
+    weight=58,
 )
 _COUNTERS: Final = "https://docs.kernel.org/admin-guide/abi-stable-files.html#abi-file-stable-sysfs-class-infiniband"
 _STATISTICS: Final = "https://docs.kernel.org/networking/statistics.html"

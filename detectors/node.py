@@ -5,19 +5,19 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, RecommendedAction, fault_kind
+from detectors.catalogue import Attribution, Fault, RecommendedAction, fault_kind
 from detectors.evidence import AgentUnreachable, HangLimits, NodeLeaving, NodePartitioned, Sample, SchedulerNodeState, Unknown
 
 _GONE: Final = "its connection ended"
 
-_define = partial(fault_kind, component="node", recommended_action=RecommendedAction.EVICT, blame=Blame.NODE)
+_define = partial(fault_kind, component="node", recommended_action=RecommendedAction.EVICT, attributed_to=Attribution.NODE)
 AGENT_LOST: Final = _define(
     id="agent-lost",
     title="An agent died, but its node still answers",
     component="agent",
     source="agent connection, second check of the node",
     recommended_action=RecommendedAction.RESTART,
-    blame=Blame.PROCESS,
+    attributed_to=Attribution.PROCESS,
     action="start a new agent on the node and restart the workers, which died with the old one",
     unhealthy=Sample(AgentUnreachable(node="n0", at=0.0, why=_GONE, node_answers=True)),
     healthy=Sample(AgentUnreachable(node="n0", at=0.0, why="", node_answers=True)),
@@ -112,7 +112,7 @@ NODE_DOWN: Final = fault_kind(
     component="scheduler",
     source="node states in Slurm",
     recommended_action=RecommendedAction.MONITOR,
-    blame=Blame.NODE,
+    attributed_to=Attribution.NODE,
     action="check the node and its slurmd: its part of the allocation is lost, or soon will be",
     reference="https://slurm.schedmd.com/scontrol.html",
     unhealthy=Sample(SchedulerNodeState(node="n0", at=0.0, states=("DOWN", "NOT_RESPONDING"), reason="Not responding")),
@@ -125,7 +125,7 @@ NODE_DRAINED: Final = fault_kind(
     component="scheduler",
     source="node states in Slurm",
     recommended_action=RecommendedAction.RECORD,
-    blame=Blame.NODE,
+    attributed_to=Attribution.NODE,
     action="leave the node when that does not interrupt training",
     reference="https://slurm.schedmd.com/scontrol.html",
     unhealthy=Sample(SchedulerNodeState(node="n0", at=0.0, states=("ALLOCATED", "DRAIN"), reason="fan 3 is loud")),

@@ -8,7 +8,7 @@ import signal
 from functools import partial
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, RecommendedAction, fault_kind
+from detectors.catalogue import Attribution, Fault, RecommendedAction, fault_kind
 from detectors.evidence import HangLimits, Sample, StartFailure, Unknown, WorkerExit, WorkerStop
 from detectors.exceptions import FINISHED, PEER_LOST, an_exit, see_exception
 from detectors.log_heuristics import TROUBLE
@@ -17,26 +17,26 @@ from detectors.tracebacks import aborted_for_lost_peer, raised_in
 
 SIGNAL_7: Final = "https://man7.org/linux/man-pages/man7/signal.7.html"
 
-# Signal, what usually sends it, level, blame, weight. SIGTERM and SIGHUP come from a person or a scheduler, not from the worker.
-_SIGNALS: Final[tuple[tuple[str, str, Blame, int], ...]] = (
-    ("SIGKILL", "was killed from outside: a person, a scheduler, or the kernel without leaving a trace", Blame.PROCESS, 90),
-    ("SIGSEGV", "touched memory that is not its own: a bug in native code, or bad memory", Blame.PROCESS, 90),
-    ("SIGBUS", "touched memory that cannot be had: /dev/shm full, a mapped file cut short, or bad memory", Blame.PROCESS, 90),
-    ("SIGABRT", "gave up by itself: a C++ exception nobody caught, an assertion, glibc's heap check", Blame.PROCESS, 60),
-    ("SIGFPE", "divided an integer by zero in native code", Blame.PROCESS, 80),
-    ("SIGILL", "met an instruction this CPU does not have: a wheel built for another CPU, or bad memory", Blame.NODE, 85),
-    ("SIGTRAP", "hit a breakpoint or a CHECK of native code", Blame.PROCESS, 80),
-    ("SIGSYS", "made a system call that a sandbox forbids", Blame.PROCESS, 80),
-    ("SIGTERM", "was asked to end from outside Holdfast", Blame.PROCESS, 85),
-    ("SIGINT", "was interrupted from outside Holdfast", Blame.PROCESS, 85),
-    ("SIGHUP", "lost the terminal or parent it hung on", Blame.PROCESS, 85),
-    ("SIGQUIT", "was asked from outside to end with a core dump", Blame.PROCESS, 85),
-    ("SIGPIPE", "wrote to a pipe nobody reads", Blame.PROCESS, 75),
-    ("SIGXCPU", "used up its CPU time limit", Blame.NODE, 85),
-    ("SIGXFSZ", "wrote a file beyond the size limit", Blame.NODE, 85),
-    ("SIGUSR1", "got a signal it does not handle; schedulers send it as a notice before the time limit", Blame.PROCESS, 80),
-    ("SIGUSR2", "got a signal it does not handle", Blame.PROCESS, 80),
-    ("SIGALRM", "let an alarm run out", Blame.PROCESS, 70),
+# Signal, what usually sends it, recommended action, attribution, weight. SIGTERM and SIGHUP come from a person or a scheduler.
+_SIGNALS: Final[tuple[tuple[str, str, Attribution, int], ...]] = (
+    ("SIGKILL", "was killed from outside: a person, a scheduler, or the kernel without leaving a trace", Attribution.PROCESS, 90),
+    ("SIGSEGV", "touched memory that is not its own: a bug in native code, or bad memory", Attribution.PROCESS, 90),
+    ("SIGBUS", "touched memory that cannot be had: /dev/shm full, a mapped file cut short, or bad memory", Attribution.PROCESS, 90),
+    ("SIGABRT", "gave up by itself: a C++ exception nobody caught, an assertion, glibc's heap check", Attribution.PROCESS, 60),
+    ("SIGFPE", "divided an integer by zero in native code", Attribution.PROCESS, 80),
+    ("SIGILL", "met an instruction this CPU does not have: a wheel built for another CPU, or bad memory", Attribution.NODE, 85),
+    ("SIGTRAP", "hit a breakpoint or a CHECK of native code", Attribution.PROCESS, 80),
+    ("SIGSYS", "made a system call that a sandbox forbids", Attribution.PROCESS, 80),
+    ("SIGTERM", "was asked to end from outside Holdfast", Attribution.PROCESS, 85),
+    ("SIGINT", "was interrupted from outside Holdfast", Attribution.PROCESS, 85),
+    ("SIGHUP", "lost the terminal or parent it hung on", Attribution.PROCESS, 85),
+    ("SIGQUIT", "was asked from outside to end with a core dump", Attribution.PROCESS, 85),
+    ("SIGPIPE", "wrote to a pipe nobody reads", Attribution.PROCESS, 75),
+    ("SIGXCPU", "used up its CPU time limit", Attribution.NODE, 85),
+    ("SIGXFSZ", "wrote a file beyond the size limit", Attribution.NODE, 85),
+    ("SIGUSR1", "got a signal it does not handle; schedulers send it as a notice before the time limit", Attribution.PROCESS, 80),
+    ("SIGUSR2", "got a signal it does not handle", Attribution.PROCESS, 80),
+    ("SIGALRM", "let an alarm run out", Attribution.PROCESS, 70),
 )
 
 _define = partial(fault_kind, component="worker", recommended_action=RecommendedAction.RESTART, healthy=FINISHED)
@@ -45,7 +45,7 @@ for _name, _cause, _blame, _weight in _SIGNALS:
         id=f"worker-{_name.lower()}",
         title=f"A worker was ended by {_name}: it {_cause}",
         source="process exit",
-        blame=_blame,
+        attributed_to=_blame,
         action="restart the workers from the newest complete checkpoint",
         reference=SIGNAL_7,
         unhealthy=an_exit(signal=int(getattr(signal, _name))),
@@ -56,7 +56,7 @@ OTHER_SIGNAL: Final = _define(
     id="worker-other-signal",
     title="A worker was ended by a signal without a fault kind of its own",
     source="process exit",
-    blame=Blame.PROCESS,
+    attributed_to=Attribution.PROCESS,
     action="restart the workers from the newest complete checkpoint",
     reference=SIGNAL_7,
     unhealthy=an_exit(signal=int(signal.SIGRTMIN) + 3),
@@ -67,7 +67,7 @@ OOM_KILLED: Final = _define(
     title="The kernel killed a worker because memory ran out",
     component="host memory",
     source="process exit, kernel log, cgroup counters",
-    blame=Blame.NODE,
+    attributed_to=Attribution.NODE,
     action="restart; if it comes again move off the node or lower the job's memory",
     reference="https://docs.kernel.org/admin-guide/mm/concepts.html#oom-killer",
     unhealthy=an_exit(signal=9, oom="Out of memory: Killed process 4711 (python) total-vm:9000kB, anon-rss:8000kB"),
@@ -77,7 +77,7 @@ EXIT_CODE: Final = _define(
     id="worker-exit-code",
     title="A worker exited with a non-zero status and gave no reason",
     source="process exit",
-    blame=Blame.PROCESS,
+    attributed_to=Attribution.PROCESS,
     action="restart once with the ranks on other nodes; the same status at the same step there is the user's error",
     reference="https://man7.org/linux/man-pages/man3/exit.3.html",
     unhealthy=an_exit(code=3),
@@ -87,7 +87,7 @@ EXIT_EARLY: Final = _define(
     id="worker-exit-early",
     title="A worker exited with status 0 before its steps were done",
     source="process exit",
-    blame=Blame.USER_CODE,
+    attributed_to=Attribution.USER_CODE,
     action="restart once; a script that leaves its loop early must be fixed by the user",
     reference="docs/reference/glossary.md",
     unhealthy=an_exit(code=0),
@@ -97,7 +97,7 @@ STOPPED: Final = _define(
     id="worker-stopped",
     title="A signal stopped a worker, and nobody lets it go on",
     source="process state",
-    blame=Blame.PROCESS,
+    attributed_to=Attribution.PROCESS,
     action="kill it and restart the workers",
     reference=SIGNAL_7,
     unhealthy=Sample(WorkerStop(node="n0", rank=0, at=0.0, signal=19, seconds=1.5)),
@@ -110,7 +110,7 @@ START_FAILED: Final = _define(
     component="node",
     source="agent",
     recommended_action=RecommendedAction.EVICT,
-    blame=Blame.NODE,
+    attributed_to=Attribution.NODE,
     action="try the next action: this node cannot run the job as it is",
     reference="https://man7.org/linux/man-pages/man2/execve.2.html",
     unhealthy=Sample(StartFailure(node="n0", at=0.0, why="[Errno 11] Resource temporarily unavailable", errno=11)),
@@ -122,7 +122,7 @@ NOT_RUNNABLE: Final = _define(
     component="node",
     source="agent",
     recommended_action=RecommendedAction.EVICT,
-    blame=Blame.NODE,
+    attributed_to=Attribution.NODE,
     action="on one node: mount or install what is missing; on every node: fix `command`, `python` or `directory` of the job",
     reference="https://man7.org/linux/man-pages/man2/execve.2.html",
     unhealthy=Sample(StartFailure(node="n0", at=0.0, why="[Errno 2] No such file or directory: 'trian'", errno=2)),

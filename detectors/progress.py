@@ -9,7 +9,7 @@ from math import isfinite
 from statistics import median
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, fault_kind
+from detectors.catalogue import Attribution, Fault, FaultKind, RecommendedAction, fault_kind
 from detectors.evidence import HangLimits, InterruptedRecovery, Progress, RankProgress, RecoveryTimeout, Sample
 from detectors.hang_analysis import CIRCLE, MISMATCH, STUCK, HangFinding, explain, numbered
 
@@ -38,7 +38,7 @@ def _ranks(age: float, *, section: str | None = None) -> dict[int, RankProgress]
     }
 
 
-_define = partial(fault_kind, component="job", recommended_action=RecommendedAction.RESTART, blame=Blame.PROCESS)
+_define = partial(fault_kind, component="job", recommended_action=RecommendedAction.RESTART, attributed_to=Attribution.PROCESS)
 HANG: Final = _define(
     id="job-hang",
     title="No rank makes progress although all processes are alive",
@@ -318,7 +318,7 @@ CUT_SHORT: Final = _define(
     id="recovery-cut-short",
     title="A controller died in the middle of a recovery, with the ranks stopped",
     source="agents' event logs",
-    blame=Blame.NONE,
+    attributed_to=Attribution.NONE,
     action="restart the workers; the reason for the recovery is in the history if the controller could write it",
     unhealthy=Sample(InterruptedRecovery(at=0.0, state="RUNNING")),
     healthy=Sample(Progress(at=0.0, ranks=_ranks(0.6), step_seconds=_STEADY)),

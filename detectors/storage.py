@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
-from detectors.catalogue import Blame, RecommendedAction, fault_kind
+from detectors.catalogue import Attribution, RecommendedAction, fault_kind
 from detectors.evidence import Sample, Unknown
 from detectors.findings import FaultFinding, ReadingPair, grown, growths
 from detectors.readings import CounterGrowth, Disk, Mount, NodeReading, StorageReading
@@ -41,7 +41,12 @@ def _minute_later(writes: int, write_ms: int) -> Sample:
 
 
 _define = partial(
-    fault_kind, component="storage", source="mounts and disks", blame=Blame.STORAGE, recommended_action=RecommendedAction.MONITOR, weight=57
+    fault_kind,
+    component="storage",
+    source="mounts and disks",
+    attributed_to=Attribution.STORAGE,
+    recommended_action=RecommendedAction.MONITOR,
+    weight=57,
 )
 
 FULL: Final = _define(

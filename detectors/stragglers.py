@@ -12,7 +12,7 @@ from functools import partial
 from statistics import median
 from typing import Final
 
-from detectors.catalogue import Blame, Fault, FaultKind, RecommendedAction, fault_kind
+from detectors.catalogue import Attribution, Fault, FaultKind, RecommendedAction, fault_kind
 from detectors.evidence import HangLimits, Sample, StepBreakdown, StepBreakdowns, StepTimes
 from detectors.robust_stats import middle, quantile
 
@@ -79,10 +79,10 @@ def cost_of(seen: StepBreakdowns, rank: int) -> tuple[float, float] | None:
     rest = [some for other, some in now.items() if other != rank]
     peers = [other for role in seen.roles if rank in role for other in role if other != rank and other in now]
     usual, _ = _usual(seen, rank, peers)
-    own, data = median([pace.own for pace in now[rank]]), median([pace.data for pace in now[rank]])
-    usual_data = median([median([pace.data for pace in some]) for some in rest])
+    own, data = median([timing.own for timing in now[rank]]), median([timing.data for timing in now[rank]])
+    usual_data = median([median([timing.data for timing in some]) for some in rest])
     excess = own + data - (own if usual is None else usual) - usual_data
-    waited = median([median([pace.talk for pace in some]) for some in rest]) - median([pace.talk for pace in now[rank]])
+    waited = median([median([timing.talk for timing in some]) for some in rest]) - median([timing.talk for timing in now[rank]])
     return median([_step(some) for some in now.values()]), max(0.0, min(excess, waited))
 
 
@@ -101,7 +101,7 @@ def cost_of_links(seen: StepBreakdowns) -> float:
 
 def _talk(blocks: Mapping[int, Sequence[StepBreakdown]]) -> float:
     """Return the minimum communication time over ranks: the last rank waits for nobody, so it is the time of the transfer itself."""
-    return min(median([pace.talk for pace in some]) for some in blocks.values())
+    return min(median([timing.talk for timing in some]) for some in blocks.values())
 
 
 # -- ranks --------------------------------------------------------------------------------------------------------------
@@ -115,12 +115,12 @@ def _slow_ranks(seen: StepBreakdowns, now: _Now) -> Iterator[Fault]:
     for rank, some in now.items():
         peers = [other for role in seen.roles if rank in role for other in role if other != rank and other in now]
         usual, words = _usual(seen, rank, peers)
-        if usual is None or sum(pace.own > SLOWER * usual for pace in some) < len(some) - 1:  # one block may be an exception
+        if usual is None or sum(timing.own > SLOWER * usual for timing in some) < len(some) - 1:  # one block may be an exception
             continue
-        own = median([pace.own for pace in some])
+        own = median([timing.own for timing in some])
         excess = own - usual
-        waits = median([pace.talk for pace in some])
-        others = [median([pace.talk for pace in there]) for other, there in now.items() if other != rank]
+        waits = median([timing.talk for timing in some])
+        others = [median([timing.talk for timing in there]) for other, there in now.items() if other != rank]
         if excess < NOTICEABLE * step or not others or median(others) - waits < WAITED_FOR * excess:
             continue
         quote = f"the own work of rank {rank} on {seen.nodes[rank]} takes {own:.3g} s a step, {words}; "
@@ -131,14 +131,14 @@ def _slow_ranks(seen: StepBreakdowns, now: _Now) -> Iterator[Fault]:
 def _usual(seen: StepBreakdowns, rank: int, peers: Sequence[int]) -> tuple[float | None, str]:
     """Return the expected own work time of *rank*: that of its *peers*; without any, its earlier one, scaled by the others' change."""
     if peers:
-        usual = median([median([pace.own for pace in seen.blocks[peer][-LONG:]]) for peer in peers])
+        usual = median([median([timing.own for timing in seen.blocks[peer][-LONG:]]) for peer in peers])
         return usual, f"that of its {len(peers)} peer(s) {usual:.3g} s"
     first = seen.first.get(rank, ())
     if len(first) < LONG:
         return None, ""
-    before = median([pace.own for pace in first])
+    before = median([timing.own for timing in first])
     changes = [
-        median([pace.own for pace in seen.blocks[other][-LONG:]]) / max(1e-9, median([pace.own for pace in there]))
+        median([timing.own for timing in seen.blocks[other][-LONG:]]) / max(1e-9, median([timing.own for timing in there]))
         for other, there in seen.first.items()
         if other != rank and other in seen.blocks and len(there) >= LONG
     ]
@@ -155,8 +155,10 @@ def _slow_links(seen: StepBreakdowns, now: _Now) -> Iterator[Fault]:
         return
     before, least = _talk({rank: seen.first[rank] for rank in now}), _talk(now)
     step = median([_step(some) for some in now.values()])
-    grew = [median([pace.own for pace in some]) / max(1e-9, median([pace.own for pace in seen.first[one]])) for one, some in now.items()]
-    lasting = all(sum(pace.talk > TALK * before for pace in some) >= len(some) - 1 for some in now.values())
+    grew = [
+        median([timing.own for timing in some]) / max(1e-9, median([timing.own for timing in seen.first[one]])) for one, some in now.items()
+    ]
+    lasting = all(sum(timing.talk > TALK * before for timing in some) >= len(some) - 1 for some in now.values())
     if not lasting or least - before < NOTICEABLE * step or max(grew) > SLOWER:
         return
     quote = (
@@ -168,7 +170,9 @@ def _slow_links(seen: StepBreakdowns, now: _Now) -> Iterator[Fault]:
 
 def _slow_data(seen: StepBreakdowns, now: _Now) -> Iterator[Fault]:
     """Report ranks that wait for their data."""
-    shares = {rank: median([pace.data / max(1e-9, pace.own + pace.talk + pace.data) for pace in some]) for rank, some in now.items()}
+    shares = {
+        rank: median([timing.data / max(1e-9, timing.own + timing.talk + timing.data) for timing in some]) for rank, some in now.items()
+    }
     late = {rank: share for rank, share in shares.items() if share >= DATA}
     if not late:
         return
@@ -182,7 +186,7 @@ def _slow_data(seen: StepBreakdowns, now: _Now) -> Iterator[Fault]:
 
 
 def _step(some: Sequence[StepBreakdown]) -> float:
-    return median([pace.own + pace.talk + pace.data for pace in some])
+    return median([timing.own + timing.talk + timing.data for timing in some])
 
 
 def _fault(entry: FaultKind, seen: StepBreakdowns, rank: int, quote: str) -> Fault:
@@ -193,11 +197,11 @@ def _fault(entry: FaultKind, seen: StepBreakdowns, rank: int, quote: str) -> Fau
 # -- kinds --------------------------------------------------------------------------------------------------------------
 
 
-def _sample(*paces: tuple[float, float, float]) -> Sample:
+def _sample(*timings: tuple[float, float, float]) -> Sample:
     def block(one: tuple[float, float, float]) -> tuple[StepBreakdown, ...]:
         return (StepBreakdown(own=one[0], talk=one[1], data=one[2]),) * LONG
 
-    blocks = {rank: block(one) for rank, one in enumerate(paces)}
+    blocks = {rank: block(one) for rank, one in enumerate(timings)}
     nodes, first = {rank: f"n{rank}" for rank in blocks}, dict.fromkeys(blocks, block((0.30, 0.05, 0.0)))
     evidence = StepBreakdowns(
         at=0.0,
@@ -205,7 +209,7 @@ def _sample(*paces: tuple[float, float, float]) -> Sample:
         nodes=nodes,
         first=first,
         blocks=blocks,
-        roles=(tuple(range(len(paces))),),
+        roles=(tuple(range(len(timings))),),
     )
     return Sample(evidence)
 
@@ -217,7 +221,7 @@ COMPUTE: Final = _define(
     id="straggler-gpu",
     title="One rank computes more slowly than its peers",
     source="compute and communication times that ranks report",
-    blame=Blame.GPU,
+    attributed_to=Attribution.GPU,
     action="check the clocks and temperature of its GPU, and what else runs there; migrate it (`checks.straggler: migrate`)",
     unhealthy=_sample((0.31, 0.25, 0.0), (0.52, 0.04, 0.0), (0.30, 0.26, 0.0)),
     weight=30,
@@ -227,7 +231,7 @@ HOST: Final = _define(
     id="straggler-host",
     title="One node loads data more slowly than its peers",
     source="data loading times that ranks report",
-    blame=Blame.NODE,
+    attributed_to=Attribution.NODE,
     action="check the storage and the processors of the node",
     unhealthy=_sample((0.30, 0.25, 0.0), (0.30, 0.04, 0.25), (0.30, 0.25, 0.0)),
     weight=28,
@@ -237,7 +241,7 @@ LINKS: Final = _define(
     id="straggler-network",
     title="Communication takes longer than before, or than elsewhere",
     source="compute and communication times that ranks report",
-    blame=Blame.NETWORK,
+    attributed_to=Attribution.NETWORK,
     action="check the links between the nodes: rates, errors, other traffic",
     unhealthy=_sample((0.30, 0.25, 0.0), (0.31, 0.24, 0.0), (0.30, 0.25, 0.0)),
     weight=30,
@@ -247,7 +251,7 @@ STALL: Final = _define(
     id="data-stall",
     title="Training waits for its data",
     source="data loading times that ranks report",
-    blame=Blame.STORAGE,
+    attributed_to=Attribution.STORAGE,
     action="check the storage and the number of loader workers",
     unhealthy=_sample((0.30, 0.05, 0.25), (0.31, 0.04, 0.25), (0.30, 0.05, 0.24)),
     weight=26,
@@ -257,7 +261,7 @@ DROPPED: Final = _define(
     id="step-slow",
     title="Steps take longer than before",
     source="step times that rank 0 reports",
-    blame=Blame.PROCESS,
+    attributed_to=Attribution.PROCESS,
     action="look for the rank or node that differs from its peers, and for changes in the script's work since then",
     unhealthy=Sample(StepTimes(at=0.0, steps=tuple((step, 0.3 if step < 80 else 0.45) for step in range(9, 190)))),  # noqa: PLR2004
     healthy=Sample(StepTimes(at=0.0, steps=tuple((step, 0.3 + 0.01 * (step % 7)) for step in range(9, 190)))),

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from detectors.catalogue import CATALOGUE_ACTIONS, Blame, Fault, RecommendedAction, RecommendedActions
+from detectors.catalogue import CATALOGUE_ACTIONS, Attribution, Fault, RecommendedAction, RecommendedActions
 from detectors.diagnosis import Diagnosis
 from detectors.node import NODE_LEAVING
 
-_HARDWARE: Final = frozenset({Blame.GPU, Blame.NODE})
+_HARDWARE: Final = frozenset({Attribution.GPU, Attribution.NODE})
 
 
 class RecoveryAction(StrEnum):
@@ -104,7 +104,7 @@ class Placement:
 
     rank: int
     node: str
-    standby: int | None = None
+    hot_spare: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ class Case:
     """Node to its ranks. After ranks were replaced, nodes may have different numbers of ranks."""
     dead: frozenset[int] = frozenset()
     """Ranks without a running process."""
-    standbys: tuple[HotSpare, ...] = ()
+    hot_spares: tuple[HotSpare, ...] = ()
     """Hot spares that are ready."""
     roles: tuple[tuple[int, ...], ...] = ()
     copies: ModelCopies = ()
@@ -207,7 +207,7 @@ class Case:
         return [one for one in self.against_nodes() if self._is_reset(one) and (one is self.diagnosis.root or one.rank is not None)]
 
     def _is_reset(self, fault: Fault) -> bool:
-        return self.recommended_actions.of(fault) is RecommendedAction.RESET_GPU and fault.entry.blame in _HARDWARE
+        return self.recommended_actions.of(fault) is RecommendedAction.RESET_GPU and fault.entry.attributed_to in _HARDWARE
 
     @property
     def unfit(self) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ class Node:
     """Time of the last state change."""
     back: float = 0.0
     """When it last became `healthy`: earlier evidence is out of date."""
-    moves: int = 0
+    transitions: int = 0
     """Number of state changes."""
     number: int = 0
     """The highest number of a cordon or a burn-in."""
@@ -177,7 +177,7 @@ class CordonChanged:
     """The request was carried out."""
 
     node: Node
-    moves: tuple[NodeTransition, ...] = ()
+    transitions: tuple[NodeTransition, ...] = ()
     """At most one: a further cordon may leave the state as it is."""
     owner: Owner
     reason: str

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from detectors.associations import follows_step, is_secondary
-from detectors.catalogue import Blame, RecommendedAction
+from detectors.catalogue import Attribution, RecommendedAction
 from detectors.correlation import BLAMED
 from detectors.losses import LOST
 from detectors.progress import NOT_ENDING
@@ -78,7 +78,7 @@ class StopWithoutProgress:
         root, bad, add = case.diagnosis.root, case.bad, case.spares[: len(case.bad)]
         tried = RecoveryAction.REPLACE_NODE in case.tried or any(one.action is RecoveryAction.REPLACE_NODE for one in streak)
         spent = len(case.recent()) >= case.budget.max_recoveries
-        if not self.replace or tried or spent or not bad or len(add) < len(bad) or root.entry.blame is Blame.USER_CODE:
+        if not self.replace or tried or spent or not bad or len(add) < len(bad) or root.entry.attributed_to is Attribution.USER_CODE:
             return None
         reason = f"{case.reason}; {summary}: before the job fails, {', '.join(add)} replaces {', '.join(bad)}"
         return Decision(action=RecoveryAction.REPLACE_NODE, reason=reason, drop=bad, add=add)
@@ -119,13 +119,17 @@ class RestartWorkers:
             and case.past[-1].action is RecoveryAction.RESTART_WORKERS
             and not case.past[-1].made_progress
         ):
-            return Pass(f"a restart did not reconnect {root.subject} to its peers: it is partitioned from them")
+            return Pass(f"a restart did not reconnect {root.target} to its peers: it is partitioned from them")
         counted = [one for one in case.recent() if one.action is RecoveryAction.RESTART_WORKERS and one.kind not in case.correlated]
         used = sum(one.node == root.node for one in counted)
         if used >= case.budget.max_restarts_in_place:
             return Pass(f"{used} restarts of {root.node or 'the job'} within {case.budget.recovery_window:.0f} s are the maximum")
         same = sum(one.node == root.node and one.kind == root.kind for one in counted)
-        if root.entry.blame is Blame.GPU and same >= self.gpu and (bool(case.spares) or len(case.members) - 1 >= max(1, case.least)):
+        if (
+            root.entry.attributed_to is Attribution.GPU
+            and same >= self.gpu
+            and (bool(case.spares) or len(case.members) - 1 >= max(1, case.least))
+        ):
             return Pass(f"{same} restart(s) of {root.node} did not cure {root.kind}, and other nodes can take its ranks")
         rotate = follows_step(root.kind) and len(case.members) > 1
         reason = f"{case.reason}; restart {used + 1} of {case.budget.max_restarts_in_place} within {case.budget.recovery_window:.0f} s"

@@ -197,7 +197,7 @@ def find_places(case: Case, unhealthy: frozenset[int]) -> tuple[tuple[Placement,
     choose first, as they cannot stay on their node.
     """
     removed, home = case.leaving, {rank: node for node, ranks in case.ranks.items() for rank in ranks}
-    ready = [one for one in case.standbys if one.node not in removed]
+    ready = [one for one in case.hot_spares if one.node not in removed]
     spares = [node for node in case.spares if node not in removed]
     width = max((len(ranks) for ranks in case.ranks.values()), default=1)
     found, unplaced = list[Placement](), set[int]()
@@ -206,7 +206,7 @@ def find_places(case: Case, unhealthy: frozenset[int]) -> tuple[tuple[Placement,
         best = min(ready, key=lambda one: _mismatch(case, rank, home[rank], one), default=None)
         if best is not None:
             ready.remove(best)
-            found.append(Placement(rank=rank, node=best.node, standby=best.id))
+            found.append(Placement(rank=rank, node=best.node, hot_spare=best.id))
             continue
         free = (node for node in spares if load[node] < width)
         node = home[rank] if home[rank] not in removed else min(free, key=load.__getitem__, default=None)
@@ -261,7 +261,7 @@ def _first_true(reasons: Mapping[str, bool]) -> str:
 
 
 def _continues(seat: Placement) -> str:
-    where = f"hot spare {seat.standby} on {seat.node}" if seat.standby is not None else f"a new process on {seat.node}"
+    where = f"hot spare {seat.hot_spare} on {seat.node}" if seat.hot_spare is not None else f"a new process on {seat.node}"
     return f"rank {seat.rank} continues in {where}"
 
 

@@ -302,13 +302,13 @@ def _after(node: Node, holds: tuple[Cordon, ...], request: OperatorRequest, numb
             after,
             state=move_node(node.state, named),
             since=request.at,
-            moves=node.moves + 1,
+            transitions=node.transitions + 1,
             back=request.at if state is NodeState.HEALTHY else node.back,
         )
         change = NodeTransition(
             at=request.at, before=node.state, event=named, after=state, owner=request.owner, reason=request.reason, hold=number
         )
-        return CordonChanged(node=after, moves=(change,), owner=request.owner, reason=request.reason, at=request.at, hold=number)
+        return CordonChanged(node=after, transitions=(change,), owner=request.owner, reason=request.reason, at=request.at, hold=number)
     return CordonChanged(node=after, owner=request.owner, reason=request.reason, at=request.at, hold=number)
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from detectors.associations import belongs, is_secondary
-from detectors.catalogue import Blame, Fault, RecommendedAction
+from detectors.catalogue import Attribution, Fault, RecommendedAction
 from policies.case import Case, Noted, Pass, PastFault
 
 OFF: Final = "switched off"
-PARTS: Final = frozenset({Blame.GPU, Blame.NODE, Blame.NETWORK, Blame.STORAGE})
+PARTS: Final = frozenset({Attribution.GPU, Attribution.NODE, Attribution.NETWORK, Attribution.STORAGE})
 """Attributions to a node's own parts, or to what it is connected to."""
 
 
@@ -75,7 +75,7 @@ class LeaveWhenRecurring:
     def __call__(self, case: Case) -> Noted | Pass:
         """Mark the node of the root fault."""
         root = case.diagnosis.root
-        times = self.times if root.entry.blame in PARTS else self.process_times
+        times = self.times if root.entry.attributed_to in PARTS else self.process_times
         if why := _not_its_own(case, root) or ("" if times else f"{root.kind} is not counted"):
             return Pass(why)
         before = {one.incident for one in _past(case, root) if one.root and case.now - one.at < self.window}
@@ -104,7 +104,7 @@ class LeaveWhenFlapping:
         for fault in case.against_nodes():
             if (
                 _not_its_own(case, fault)
-                or fault.entry.blame not in PARTS
+                or fault.entry.attributed_to not in PARTS
                 or case.recommended_actions.of(fault) is RecommendedAction.RECORD
             ):
                 continue

@@ -14,7 +14,7 @@ from typing import Final
 
 from detectors.all_kinds import CATALOGUE
 from detectors.burn_in_results import Check, CheckMark
-from detectors.catalogue import Blame, FaultKind
+from detectors.catalogue import Attribution, FaultKind
 from policies.cordons import CordonedFault
 
 
@@ -65,23 +65,23 @@ OF_COMPONENT: Final[Mapping[str, NodePart]] = {
 """Part of a component, whatever the fault is attributed to."""
 
 _SOFTWARE: Final = {
-    Blame.GPU: NodePart.GPU,
-    Blame.NETWORK: NodePart.NETWORK,
-    Blame.STORAGE: NodePart.DISK,
-    Blame.NODE: NodePart.HOST,
-    Blame.PROCESS: NodePart.HOST,
-    Blame.USER_CODE: NodePart.HOST,
-    Blame.NONE: NodePart.HOST,
+    Attribution.GPU: NodePart.GPU,
+    Attribution.NETWORK: NodePart.NETWORK,
+    Attribution.STORAGE: NodePart.DISK,
+    Attribution.NODE: NodePart.HOST,
+    Attribution.PROCESS: NodePart.HOST,
+    Attribution.USER_CODE: NodePart.HOST,
+    Attribution.NONE: NodePart.HOST,
 }
-_GPU_SOFTWARE: Final = _SOFTWARE | {Blame.NODE: NodePart.GPU}
-BY_BLAME: Final[Mapping[str, Mapping[Blame, NodePart]]] = {
+_GPU_SOFTWARE: Final = _SOFTWARE | {Attribution.NODE: NodePart.GPU}
+BY_ATTRIBUTION: Final[Mapping[str, Mapping[Attribution, NodePart]]] = {
     "cuda": _GPU_SOFTWARE,
     "driver": _GPU_SOFTWARE,
     "nccl": _GPU_SOFTWARE,
     "collectives": _GPU_SOFTWARE,
     **dict.fromkeys(("worker", "communication", "user code", "pytorch", "data loader", "job"), _SOFTWARE),
-    "performance": {Blame.GPU: NodePart.GPU, Blame.NETWORK: NodePart.NETWORK},
-    "pcie": {Blame.GPU: NodePart.GPU},
+    "performance": {Attribution.GPU: NodePart.GPU, Attribution.NETWORK: NodePart.NETWORK},
+    "pcie": {Attribution.GPU: NodePart.GPU},
 }
 """Components that name the reporter of a fault: the attribution decides about the part."""
 
@@ -149,8 +149,8 @@ class Unproven:
 
 def part_of(kind: FaultKind) -> NodePart | None:
     """Return the part of a node with faults of *kind*; None if no check exercises it."""
-    by_blame = BY_BLAME.get(kind.component, {}).get(kind.blame)
-    return OF_KIND.get(kind.id) or OF_COMPONENT.get(kind.component) or by_blame
+    by_attribution = BY_ATTRIBUTION.get(kind.component, {}).get(kind.attributed_to)
+    return OF_KIND.get(kind.id) or OF_COMPONENT.get(kind.component) or by_attribution
 
 
 def parts_to_test(faults: Iterable[CordonedFault], accepted: Collection[str] = ()) -> tuple[PartToTest, ...]:

@@ -53,7 +53,7 @@ def record(cluster: str) -> State[None]:
 def publish(cluster: str) -> State[str]:
     """Publish all nodes as a table and each change as an event; return a summary of the sweep."""
     checkup = registered(Checkup, cluster)
-    table = [row for verdict in checkup.assessments.values() for row in rows(verdict)]
+    table = [row for assessment in checkup.assessments.values() for row in rows(assessment)]
     text = summary(checkup)
     _ = create_table_artifact(table=table, key=artifact_key(cluster), description=f"Nodes of cluster {cluster}: {text}")
     emit_nodes(cluster, [(change.node, change, {"kinds": [one.kind for one in change.new]}) for change in checkup.changes])

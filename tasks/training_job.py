@@ -117,6 +117,6 @@ def wait(run: JobController) -> Transition:
 @job_task("migrate", run_titles.migrate)
 def migrate(run: JobController) -> Transition:
     """Carry out the oldest requested migration, or add missing ranks, while training runs. If it cannot be done, training continues."""
-    if run.requests.moves:
+    if run.requests.migrations:
         return move(run)
     return grow_by_restart(run) if run.scale_up.by_restart else grow_live(run)

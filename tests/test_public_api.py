@@ -7,14 +7,16 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast
 from docs.generate import DOCS
-from docs.generator.api import GROUPS, MADE_BY_HOLDFAST, MEMBERS
+from docs.generator.api import GROUPS, JOB_FILE, MADE_BY_HOLDFAST, MEMBERS
 from holdfast.integrations.huggingface import HoldfastCallback
+from holdfast.spec import load_job
 
 NAMES = [name for name in holdfast.__all__ if name != "__version__"]
 
@@ -71,7 +73,7 @@ def test_a_public_function_describes_arguments_result_and_errors(name: str) -> N
     parameters = set(inspect.signature(function).parameters) - {"self"}
     assert section_of(doc, "Args") == parameters
     returned = inspect.signature(function).return_annotation
-    assert name.endswith("__init__") or ("None" == returned) != bool(re.search(r"^(Returns|Yields):$", doc, re.MULTILINE))
+    assert name.endswith("__init__") or (returned == "None") != bool(re.search(r"^(Returns|Yields):$", doc, re.MULTILINE))
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     raised = {node.exc.func.id for node in ast.walk(tree) if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
               and isinstance(node.exc.func, ast.Name)}  # fmt: skip
@@ -121,6 +123,15 @@ def test_creating_a_cluster_of_no_class_names_the_class(kind: str, name: str) ->
     """The type of all clusters is for annotations; a call says what to create."""
     with pytest.raises(TypeError, match=rf"holdfast\.{name}"):
         holdfast.Cluster(kind=kind)  # type: ignore[operator]
+
+
+def test_the_page_shows_a_job_file_in_python(tmp_path: Path) -> None:
+    """The example is a job file with a cluster."""
+    (tmp_path / "job.py").write_text(JOB_FILE)
+    job, cluster = load_job(tmp_path / "job.py")
+    assert isinstance(job, holdfast.TrainingJob)
+    assert isinstance(cluster, holdfast.LocalCluster)
+    assert JOB_FILE in (DOCS / "reference/python-api.md").read_text()
 
 
 def test_every_class_of_clusters_is_a_cluster() -> None:

@@ -1,6 +1,6 @@
 """One simulated agent: it answers a flow's orders and tells of its workers in the words of a real one (see `holdfast.agent`), and has none.
 
-What is left out: processes, the journal on disk, standbys, state in memory, the looks at the node. An order that needs those is refused.
+What is left out: processes, the journal on disk, hot spares, state in memory, the looks at the node. An order that needs those is refused.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Agent:
             "workers": {str(one.rank): one.pid for one in self._workers.values()},
             "grouped": sorted(self._workers),
             "leavers": [],
-            "standbys": {},
+            "hot_spares": {},
             "abandoned": self._abandoned,
             "roles": None,
             "memory": None,
@@ -300,7 +300,7 @@ class Agent:
             "printed": True,
             "pid": worker.pid,
             "snapshot": {},
-            "paces": [],
+            "step_timings": [],
             "checks": [],
             "replica": None,
         }

@@ -1,7 +1,7 @@
 """Log signatures of faults: one TOML file per component, one table per fault kind, read and checked by `load`.
 
 The top of a file has defaults for its kinds: ``component``, ``source``, ``reference``,
-``recommended_action``, ``blame``, ``action``, and ``healthy``, a similar line that is no fault. Every kind has a ``title``, an
+``recommended_action``, ``attributed_to``, ``action``, and ``healthy``, a similar line that is no fault. Every kind has a ``title``, an
 ``unhealthy`` line and one of:
 
 - ``match``: regular expressions to search for in a line. A group ``count`` is a number of errors: below ``least`` it is no fault.

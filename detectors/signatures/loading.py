@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from detectors.associations import usual_weight
-from detectors.catalogue import AREAS, Blame, FaultKind, RecommendedAction, register
+from detectors.catalogue import AREAS, Attribution, FaultKind, RecommendedAction, register
 from detectors.evidence import LogLine, Sample
 
 HERE: Final = Path(__file__).parent
@@ -30,11 +30,11 @@ _GAP: Final = re.compile(r"(?P<kept>\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\.(?P<times>
 """An escape or a character set, to keep; or an unbounded repeated dot."""
 
 _SHARED: Final = frozenset(
-    {"component", "source", "reference", "recommended_action", "blame", "action", "healthy", "confused_with", "weight"}
+    {"component", "source", "reference", "recommended_action", "attributed_to", "action", "healthy", "confused_with", "weight"}
 )
 _OF_FILE: Final = _SHARED | {"family", "quiet", "other", "clears"}
 _OF_KIND: Final = _SHARED | {"title", "match", "keys", "least", "unhealthy"}
-_NEEDED: Final = ("component", "source", "reference", "recommended_action", "blame", "action", "healthy", "title", "unhealthy")
+_NEEDED: Final = ("component", "source", "reference", "recommended_action", "attributed_to", "action", "healthy", "title", "unhealthy")
 
 
 class BadSignature(ValueError):
@@ -132,7 +132,7 @@ def _kind(name: str, row: Mapping[str, Any], all_of_it: Mapping[str, Any], place
     if all_of_it["component"] not in AREAS:
         raise BadSignature(place, f"is of an unknown component {all_of_it['component']!r}", "take one of `detectors.catalogue.COMPONENTS`")
     try:
-        recommended_action, blame = RecommendedAction(all_of_it["recommended_action"]), Blame(all_of_it["blame"])
+        recommended_action, attributed_to = RecommendedAction(all_of_it["recommended_action"]), Attribution(all_of_it["attributed_to"])
     except ValueError as error:
         raise BadSignature(place, str(error), "take a word of `detectors.catalogue`") from error
     return FaultKind(
@@ -141,12 +141,12 @@ def _kind(name: str, row: Mapping[str, Any], all_of_it: Mapping[str, Any], place
         component=all_of_it["component"],
         source=all_of_it["source"],
         recommended_action=recommended_action,
-        blame=blame,
+        attributed_to=attributed_to,
         action=all_of_it["action"],
         reference=all_of_it["reference"],
         unhealthy=Sample(LogLine(text=all_of_it["unhealthy"])),
         healthy=Sample(LogLine(text=all_of_it["healthy"])),
-        weight=all_of_it.get("weight", usual_weight(name, all_of_it["component"], recommended_action, blame)),
+        weight=all_of_it.get("weight", usual_weight(name, all_of_it["component"], recommended_action, attributed_to)),
         confused_with=tuple(all_of_it.get("confused_with", ())),
     )
 

@@ -31,6 +31,14 @@ MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
 MADE_BY_HOLDFAST: Final = frozenset({"Session", "Step", "MicroBatch"})
 """Classes whose objects a script gets, and does not create."""
 
+JOB_FILE: Final = """# job.py
+import holdfast
+
+job = holdfast.TrainingJob(name="gpt-small", script="train.py", nnodes="2:4", nproc_per_node=8)
+cluster = holdfast.LocalCluster(nodes=4)
+"""
+"""A job file in Python, which a test loads."""
+
 GROUPS: Final = (
     (
         "In a training script",
@@ -39,9 +47,12 @@ GROUPS: Final = (
     ),
     (
         "Jobs and clusters",
-        "These describe what a job file and a cluster file describe, for a job file in Python or a Prefect flow of your own. "
-        "Their arguments are the fields of the [job file](job-file.md) and the [cluster file](cluster-file.md); "
-        "a wrong argument raises `pydantic.ValidationError`, which names the field.",
+        (
+            "These describe what a job file and a cluster file describe, for a job file in Python or a Prefect flow of your own. "
+            "Their arguments are the fields of the [job file](job-file.md) and the [cluster file](cluster-file.md); "
+            "a wrong argument raises `pydantic.ValidationError`, which names the field. `holdfast run job.py` runs this job:\n\n"
+            f"```python\n{JOB_FILE}```"
+        ),
         ("TrainingJob", "Cluster", "LocalCluster", "SshCluster", "SlurmCluster"),
     ),
     ("Version", "", ("__version__",)),

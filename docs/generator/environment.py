@@ -9,13 +9,13 @@ from docs.generator.markdown import page, table
 
 VARIABLES: Final[Mapping[str, str]] = {
     "HOLDFAST_HOME": "Folder of jobs, local clusters and the history. Only its owner may have access. Default: `~/.holdfast`.",
-    "HOLDFAST_HISTORY": "Database URL of the history: `sqlite:///...` or `postgresql://...`. Default: `history.db` in `HOLDFAST_HOME`.",
-    "HOLDFAST_LOG": "Log format of the command line, flows and agents: `text`, or `json` for one JSON object per line. Default: `text`.",
-    "HOLDFAST_SIGTERM": "Reaction of a flow to SIGTERM: `stop` stops the job; `detach` ends the flow, and the job continues. Default: `stop`.",
+    "HOLDFAST_HISTORY": "URL of the history: `sqlite:///...` or `postgresql://...`. Default: `history.db` in `HOLDFAST_HOME`.",
+    "HOLDFAST_LOG": "Log format of the command line, flows and agents: `text` (the default), or `json` for one JSON object per line.",
+    "HOLDFAST_SIGTERM": "What SIGTERM to a flow does: `stop` stops the job; `detach` ends only the flow. Default: `stop`.",
     "HOLDFAST_CONTROLLER_HEARTBEAT": "Seconds between two heartbeats of a controller; an alert is sent when they stop. Default: `20`.",
     "HOLDFAST_MEMSTORE_ROOT": "Folder on a memory file system below which nodes keep in-memory snapshots. Default: `/dev/shm`.",
     "HOLDFAST_KERNEL_LOG": "The kernel log that an agent follows: a device, or the file of a syslog daemon. Default: `/dev/kmsg`.",
-    "HOLDFAST_NODE_ROOT": "Folder in which an agent finds the `/proc` and `/sys` of its node, if the host's are mounted elsewhere. Default: `/`.",
+    "HOLDFAST_NODE_ROOT": "Folder in which an agent finds `/proc` and `/sys`, if the host's are mounted elsewhere. Default: `/`.",
     "HOLDFAST_ADDED": "Set by `holdfast run` for the flow: names of the variables that it added. Scripts do not get these.",
     "HOLDFAST_PREFECT_STANDS_IN": (
         "Set by `holdfast run` for a flow with a temporary Prefect server: URL of the configured server, which does not answer."
@@ -51,7 +51,7 @@ WORKER_VARIABLES: Final[Mapping[str, str]] = {
     "HOLDFAST_MEMORY_POLICY": "`skip` or `pause`: what to do when a copy does not fit into the wait time of a step.",
     "HOLDFAST_MEMORY_PAUSE": "Seconds that a copy may pause one step, with `pause`.",
     "HOLDFAST_TOKEN": "Secret of the job, with which its workers authenticate to each other.",
-    "HOLDFAST_STANDBY": "Number of a hot spare: a process that warms up and waits for a rank. Missing in all other processes.",
+    "HOLDFAST_HOT_SPARE": "Number of a hot spare: a process that warms up and waits for a rank. Missing in all other processes.",
     "HOLDFAST_ROLES": "Ranks that do the same work on different data, as JSON: one list per role.",
     "HOLDFAST_WAITING_ROLE": "Role in which a hot spare waits, as its index among the roles.",
     "HOLDFAST_RECORDINGS": "Folder of the recorded collectives, from which a hot spare warms up without peers.",

@@ -20,12 +20,15 @@ WORK: Final = ("job", "performance", "collectives", "communication", "nccl", "py
 DEVICES: Final = ("gpu", "accelerator", "cuda", "driver")
 
 VISIBLE: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "Training hangs or makes no progress": (r"\bhang|\bhung(?! on)|frozen|deadlock|stuck|progress|never reaches|waits? (for|in)|desync|did not arrive", WORK),
+    "Training hangs or makes no progress": (
+        r"\bhang|\bhung(?! on)|frozen|deadlock|stuck|progress|never reaches|waits? (for|in)|desync|did not arrive",
+        WORK,
+    ),
     "Training is slow": (r"\bslow|longer than before|straggl|throttl|waits? for its data|compute bound", ()),
     "The loss or the results are wrong": (r"\bloss\b|gradient|\bNaN\b|parameters (of|are)|replicas? (of|differ)|wrong result", WORK),
     "Out of memory": (r"out of memory|memory than|out-of-memory|no room in shared memory|memory pressure", ()),
     "A GPU or accelerator is missing or cannot be used": (
-        r"on its bus|disappear|no longer answers|cannot be (seen|init|used|opened)|missing|not loaded|does not exist|\bas lost|-lost\b|-init\b",
+        r"on its bus|disappear|no longer answer|cannot be (seen|init|used|opened)|missing|not loaded|not exist|as lost|-lost\b|-init\b",
         DEVICES,
     ),
 }
@@ -107,7 +110,10 @@ def index_page() -> str:
         "- The *recommended action* is what a fault asks for. A [policy](../policy-file.md) decides what is done.",
         "- *Attributed to* is the part at fault: the GPU, the node, the network, storage, the process or your code.\n",
         "## By component\n",
-        table(("Area", "Component", "Kinds"), *((area, f"[{title_of(name)}]({file_of(name)})", str(len(kinds))) for area, name, kinds in components())),
+        table(
+            ("Area", "Component", "Kinds"),
+            *((area, f"[{title_of(name)}]({file_of(name)})", str(len(kinds))) for area, name, kinds in components()),
+        ),
         "## By symptom\n",
         "Each kind is listed once, under its most visible symptom.\n",
     ]
@@ -146,7 +152,7 @@ def _entry(kind: FaultKind) -> Iterator[str]:
     yield f"## `{kind.id}`\n"
     yield f"{kind.title}.\n"
     yield f"- **Recommended action:** `{kind.recommended_action}`"
-    yield f"- **Attributed to:** {kind.blame.replace('_', ' ')}"
+    yield f"- **Attributed to:** {kind.attributed_to.replace('_', ' ')}"
     yield f"- **Detected from:** {kind.source}"
     yield f"- **What to do:** {kind.action}"
     if kind.confused_with:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -12,8 +13,9 @@ from pydantic.fields import FieldInfo
 from docs.generator.markdown import anchor, default, named, page, table
 from holdfast.spec.problems import model_in
 
-HEADINGS = ("Field", "Type", "Default", "Meaning")
-UNITS = "Durations are written `90s`, `5m`, `2h` or `1d`; a bare number is seconds."
+EXAMPLE: Final = Path(__file__).parents[2] / "examples/elastic.yaml"
+HEADINGS: Final = ("Field", "Type", "Default", "Meaning")
+UNITS: Final = "Durations are written `90s`, `5m`, `1h30m` or `2d`, sizes `8GB` or `512MiB`, percentages `25%`."
 
 
 def job_file_page() -> str:
@@ -25,6 +27,7 @@ def job_file_page() -> str:
         f"{TrainingJob.__doc__}\n",
         "A job file is YAML, or Python that assigns a `holdfast.TrainingJob` to `job`. `holdfast validate FILE` checks it.",
         f"{UNITS}\n",
+        f"```yaml\n{EXAMPLE.read_text()}```\n",
         "## Top level\n",
         _fields(TrainingJob, ""),
         *_sections([TrainingJob]),
@@ -110,7 +113,7 @@ def _named(fields: Mapping[str, FieldInfo]) -> Iterator[tuple[str, FieldInfo]]:
 def _type(field: FieldInfo, path: str) -> str:
     """Return the type of a field; one that holds a model has a link to its section."""
     if model_in(field.annotation) is None:
-        return named(field.annotation)
+        return named(field.annotation, field.metadata)
     many = any(typing.get_origin(kind) in {list, tuple, dict} for kind in _parts(field.annotation))
     return f"{'list of ' if many else ''}[`{path}`](#{anchor(path)})"
 

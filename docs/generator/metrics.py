@@ -13,7 +13,10 @@ from docs.generator.markdown import page, table
 
 GROUPS: Final = (
     ("Jobs", ("holdfast_job",)),
-    ("Incidents and faults", ("holdfast_incident", "holdfast_recover", "holdfast_last", "holdfast_lost", "holdfast_down", "holdfast_fault")),
+    (
+        "Incidents and faults",
+        ("holdfast_incident", "holdfast_recover", "holdfast_last", "holdfast_lost", "holdfast_down", "holdfast_fault"),
+    ),
     ("Checkpoints and snapshots", ("holdfast_checkpoint", "holdfast_snapshot")),
     ("Nodes and approvals", ("holdfast_node", "holdfast_approvals")),
     ("Holdfast itself", ("holdfast_build", "holdfast_collect")),
@@ -75,7 +78,12 @@ def metrics_page() -> str:
     ]
     for title, starts in GROUPS:
         rows = [
-            (f"`{one.name}{'_total' * (one.type == 'counter')}`", one.type, ", ".join(f"`{label}`" for label in _labels(one)), one.documentation)
+            (
+                f"`{one.name}{'_total' * (one.type == 'counter')}`",
+                one.type,
+                ", ".join(f"`{label}`" for label in _labels(one)),
+                one.documentation,
+            )
             for one in found
             if one.name.startswith(starts)
         ]

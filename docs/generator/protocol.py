@@ -95,7 +95,7 @@ def protocol_page() -> str:
         "The controller checks the fields of replies whose types are shown.\n",
         table(("Command", "What the agent does", "Fields", "Fields of the reply"), *orders),
         "## Messages to the agent\n",
-        "In addition to its fields, a message has its name in `t`. One that gets a reply has a number in `id`, which the reply has in `re`.",
+        "In addition to its fields, a message has its name in `t`. One with a reply has a number in `id`, which the reply has in `re`.",
         "The agent logs and drops a malformed or unknown message.\n",
         table(("Message", "Sent by", "Fields", "What the agent does"), *messages),
         "## Records\n",

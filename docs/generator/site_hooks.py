@@ -9,7 +9,9 @@ from mkdocs.exceptions import PluginError
 from mkdocs.utils import get_relative_url
 
 MERMAID: Final = "assets/vendor/mermaid.tiny.js"
-FOREIGN: Final = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=[\"']?(?:https?:)?//[^>]*>|<link\b[^>]*\bhref=[\"']?(?:https?:)?//[^>]*>")
+FOREIGN: Final = re.compile(
+    r"<(?:script|img|iframe|source)\b[^>]*\bsrc=[\"']?(?:https?:)?//[^>]*>|<link\b[^>]*\bhref=[\"']?(?:https?:)?//[^>]*>"
+)
 """Elements with which a page loads something from another host."""
 OWN_ADDRESS: Final = re.compile(r"\brel=[\"']?(?:canonical|next|prev)\b")
 

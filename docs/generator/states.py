@@ -56,7 +56,9 @@ def states_page() -> str:
         "```mermaid\nstateDiagram-v2",
         *diagram(shown),
         "```\n",
-        table(("State", "Event", "Next state"), *((f"`{state}`", f"`{event}`", f"`{after}`") for (state, event), after in table_of.items())),
+        table(
+            ("State", "Event", "Next state"), *((f"`{state}`", f"`{event}`", f"`{after}`") for (state, event), after in table_of.items())
+        ),
         "### Events of a job\n",
         _meanings(Event),
         "## States of a node\n",
@@ -64,7 +66,9 @@ def states_page() -> str:
         "```mermaid\nstateDiagram-v2",
         *diagram(NODE_MOVES),
         "```\n",
-        table(("State", "Event", "Next state"), *((f"`{state}`", f"`{event}`", f"`{after}`") for (state, event), after in NODE_MOVES.items())),
+        table(
+            ("State", "Event", "Next state"), *((f"`{state}`", f"`{event}`", f"`{after}`") for (state, event), after in NODE_MOVES.items())
+        ),
         "### Events of a node\n",
         _meanings(NodeEvent),
     )

@@ -12,7 +12,7 @@ import sqlalchemy
 from sqlalchemy import func
 from sqlmodel import Session, col
 
-from detectors.catalogue import Blame, RecommendedAction
+from detectors.catalogue import Attribution, RecommendedAction
 from holdfast.accounting.attribution import attribute, lost_capacity
 from holdfast.accounting.ledger import HOUR, ROLLBACK, SECOND, UNFINISHED, Ledger, TimeCategory
 from holdfast.accounting.losses import FailureCosts
@@ -27,7 +27,7 @@ MIN_SAMPLES: Final = 2
 MANY_INCIDENTS: Final = 3
 """Incidents attributed to a node after which it should be tested: as many restarts in place as a policy allows by default."""
 EVICTING: Final = frozenset({RecommendedAction.RESET_GPU, RecommendedAction.DRAIN, RecommendedAction.EVICT})
-HARDWARE: Final = frozenset({Blame.GPU, Blame.NODE})
+HARDWARE: Final = frozenset({Attribution.GPU, Attribution.NODE})
 NO_INCIDENT: Final = "no incident"
 """Cause of steps that were thrown away without an incident."""
 
@@ -89,7 +89,7 @@ class Root:
 
     node: str | None
     recommended_action: str
-    blame: str
+    attributed_to: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,8 +244,10 @@ def _bad_nodes(totals: _Totals) -> list[BadNode]:
     found = []
     for node in totals.faults.keys() | totals.roots.keys():
         roots = totals.roots.get(node, [])
-        blamed = [root for _, root, _ in roots if root.blame in HARDWARE]
-        counted = [root for kind, root, _ in roots if root.blame in HARDWARE and kind not in ENDED]  # the same ones as quarantine counts
+        blamed = [root for _, root, _ in roots if root.attributed_to in HARDWARE]
+        counted = [
+            root for kind, root, _ in roots if root.attributed_to in HARDWARE and kind not in ENDED
+        ]  # the same ones as quarantine counts
         by_kind: Counter[str] = Counter()
         for kind, _, devices in roots:
             by_kind[kind] += devices
@@ -265,10 +267,12 @@ def _bad_nodes(totals: _Totals) -> list[BadNode]:
 
 def _roots(session: Session, job: str) -> dict[str, Root]:
     """Return the root cause of each of the job's incidents."""
-    columns = (col(FaultRecord.incident_id), col(FaultRecord.node), col(FaultRecord.recommended_action), col(FaultRecord.blame))
+    columns = (col(FaultRecord.incident_id), col(FaultRecord.node), col(FaultRecord.recommended_action), col(FaultRecord.attributed_to))
     wanted = sqlalchemy.select(*columns).where(col(FaultRecord.job_id) == job, col(FaultRecord.root).is_(True), columns[0].is_not(None))
     rows: Iterable[Any] = session.connection().execute(wanted.order_by(col(FaultRecord.id)))
-    return {incident: Root(node=node, recommended_action=action, blame=blame) for incident, node, action, blame in rows}
+    return {
+        incident: Root(node=node, recommended_action=action, attributed_to=attributed_to) for incident, node, action, attributed_to in rows
+    }
 
 
 def _faults(session: Session, job: str, since: float | None) -> dict[str, int]:

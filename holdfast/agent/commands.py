@@ -119,7 +119,7 @@ class CommandHandler(InProcessRecovery):
         service, workers = self._service, self._service.workers
         spares = {
             str(number): {**(spare.parked or {}), "pid": spare.pid, "ready": spare.parked is not None and not spare.ordered}
-            for number, spare in workers.standbys.items()
+            for number, spare in workers.hot_spares.items()
         }
         return {
             "agent": service.me.id,
@@ -132,7 +132,7 @@ class CommandHandler(InProcessRecovery):
             "workers": {str(worker.rank): worker.pid for worker in workers.living()},
             "grouped": sorted(worker.rank for worker in workers.living() if worker.grouped),
             "leavers": sorted(worker.pid for worker in workers.leavers if worker.pid is not None and not worker.exited),
-            "standbys": spares,
+            "hot_spares": spares,
             "abandoned": workers.abandoned,
             "roles": workers.roles,
             "memory": service.memstore.about(),
@@ -284,7 +284,8 @@ class CommandKind:
 
 
 _ABOUT: Final = (
-    "agent", "pid", "job", "epoch", "generation", "membership", "since", "workers", "grouped", "leavers", "standbys", "abandoned", "roles",
+    "agent", "pid", "job", "epoch", "generation", "membership", "since", "workers", "grouped", "leavers", "hot_spares", "abandoned",
+    "roles",
     "memory",
 )  # fmt: skip
 
@@ -311,7 +312,7 @@ COMMANDS: Final[Mapping[str, CommandKind]] = {
         CommandKind("abandon", CommandHandler.abandon, ("notified", "killed")),
         CommandKind("regroup", CommandHandler.regroup),
         CommandKind("switch", CommandHandler.switch),
-        CommandKind("standby", CommandHandler.standby, ("started",)),
+        CommandKind("start-hot-spares", CommandHandler.start_hot_spares, ("started",)),
         CommandKind("drop", CommandHandler.drop, ("dropped",)),
         CommandKind("forward", CommandHandler.forward),
         CommandKind("checkpoint-interval", CommandHandler.checkpoint_interval),

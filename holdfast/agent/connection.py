@@ -69,7 +69,7 @@ class MessageStream:
 
 
 class ClientConnection(MessageStream):
-    """One connection to the agent's socket: a controller, a worker or a standby, as its messages show."""
+    """One connection to the agent's socket: a controller, a worker or a hot spare, as its messages show."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)

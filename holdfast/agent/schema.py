@@ -106,7 +106,7 @@ signal_number = _reader(int, "the number of a signal", lambda value: _is_integer
 mapping = _reader(Message, "an object", lambda value: isinstance(value, dict))
 objects = _reader(list[Message], "a list of objects", lambda value: _is_list(value, lambda one: isinstance(one, dict)))
 numbers = _reader(list[int], "a list of whole numbers", lambda value: _is_list(value, lambda one: _is_integer(one) and one >= 0))
-"""Return a list of ranks, or of standbys' numbers."""
+"""Return a list of ranks, or of hot spares' numbers."""
 groups = _reader(list[list[int]], "a list of lists of ranks", lambda value: _is_list(value, lambda one: _is_list(one, _is_integer)))
 arguments = _reader(list[str], "a list of texts without NUL", lambda value: _is_list(value, _is_argument))
 """Return a list of texts that can be arguments of a program."""

@@ -50,7 +50,7 @@ REPLAY_BATCH: Final = 100
 """Events of a previous agent that are sent at once."""
 END_SECONDS: Final = 5.0
 """How long an ending agent waits for what its workers had forked; its subreaper waits on."""
-FREQUENT: Final = frozenset({"steps", "saved", "replay", "storage_error", "node.fault", "node.counter-increases"})
+FREQUENT: Final = frozenset({"steps", "saved", "replay", "storage-error", "node.fault", "node.counter-increases"})
 """Events of which a job has any number: no milestones of the event log."""
 
 
@@ -229,7 +229,7 @@ class AgentServer:
         self._lease_end = time.monotonic() + self._lease
 
     def end(self, *, wipe: bool = True) -> None:
-        """Kill the workers and standbys, and end the loop once they have exited; *wipe* what is kept in memory unless it may be needed."""
+        """Kill the workers and hot spares and end the loop once they have exited; *wipe* the memory store unless it may be needed."""
         self.ending, self._wipe = True, self._wipe or wipe
         self.checkpoint_writer.end()
         self.monitor.end()

@@ -1,4 +1,4 @@
-"""The messages that workers, standbys and the checkpoint writer send to the agent: the table of them all, and what is done with each."""
+"""The messages that workers, hot spares and the checkpoint writer send to the agent: the table of them all, and what is done with each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger("holdfast.agent")
 
 FLUSH_SECONDS: Final = 0.02
 """Seconds that finished steps may wait to be logged together: those that wait are lost with a killed agent."""
-AGENT_FIELDS: Final = frozenset({"t", "event", "seq", "at", "id", "rank", "generation", "for_generation", "standby", "self"})
+AGENT_FIELDS: Final = frozenset({"t", "event", "seq", "at", "id", "rank", "generation", "for_generation", "hot_spare", "self"})
 """Fields of an event that only the agent sets."""
 
 _SNAPSHOT: Final[Mapping[str, Callable[[Message, str], object]]] = {
@@ -117,7 +117,7 @@ class WorkerMessages:
             sender = MessageSender.WRITER
         else:
             worker = self.sender(peer)
-            sender = MessageSender.WORKER if worker is None or worker.standby is None else MessageSender.STANDBY
+            sender = MessageSender.WORKER if worker is None or worker.hot_spare is None else MessageSender.HOT_SPARE
         kind = MESSAGES.get((sender, name)) if isinstance(name, str) else None
         if worker is not None and worker.is_ahead and name in DEFERRED:
             worker.deferred.append((peer, message))
@@ -144,7 +144,7 @@ class WorkerMessages:
         return None if answer is None else {"re": message.get("id"), **answer}
 
     def sender(self, peer: ClientConnection) -> Worker | None:
-        """Return the living worker or standby whose process *peer* is; once known it stays the same, also for a child that outlives it."""
+        """Return the living worker or hot spare whose process *peer* is; once known it stays the same, also if a child outlives it."""
         if peer.worker is None and not peer.is_no_worker:
             peer.worker = self._workers.worker_of(peer.pid)
             peer.is_no_worker = peer.worker is None
@@ -159,14 +159,14 @@ class WorkerMessages:
         """Note that it is connected, and send it what waits for it; ignore one that speaks another protocol."""
         if protocol != PROTOCOL:
             peer.mismatch = f"it speaks protocol {str(protocol)[:20]}, this agent {PROTOCOL}: install the same Holdfast for both"
-            if worker.standby is None:
+            if worker.hot_spare is None:
                 self._report("worker.protocol-mismatch", worker, why=peer.mismatch)
             else:
-                self._emit("standby.protocol-mismatch", id=worker.standby, why=peer.mismatch)
+                self._emit("hot-spare.protocol-mismatch", id=worker.hot_spare, why=peer.mismatch)
             return
         worker.advance()
         worker.connection = worker.connection or peer
-        if worker.standby is None:
+        if worker.hot_spare is None:
             self._report("worker.hello", worker)
         greetings, worker.greetings = worker.greetings, []
         for greeting in greetings:
@@ -176,7 +176,7 @@ class WorkerMessages:
         """Answer whether it may publish a checkpoint: only a worker of the current generation may. Its steps are logged first."""
         self._steps.flush()
         workers, why = self._workers, peer.mismatch or ""
-        if worker is None or worker.standby is not None:
+        if worker is None or worker.hot_spare is not None:
             why = "this process is no worker of the current generation"
         elif worker.former is not None:
             why = f"generation {worker.former} is over"
@@ -188,13 +188,13 @@ class WorkerMessages:
         return {"ok": not why, "why": why, **interval}
 
     def on_register_successor(self, worker: Worker | None, pid: ChildPid) -> Message:
-        """Make process *pid* the worker from now on: the one that this standby forked before its script began."""
+        """Make process *pid* the worker from now on: the one that this hot spare forked before its script began."""
         if worker is None or pid == worker.pid or parent_of(pid) != worker.pid:
             return {"ok": False, "why": f"process {pid} is no child of a worker of this node"}
         worker.pid = pid
         worker.connection, worker.greetings = None, [*worker.greetings, {"do": "go-on"}]  # messages to it wait for its hello
         worker.advance()
-        if worker.standby is None:
+        if worker.hot_spare is None:
             self._report("worker.pid-changed", worker, pid=pid)
         return {"ok": True, "why": ""}
 
@@ -224,7 +224,7 @@ class WorkerMessages:
         until: Count | None,
         loss: Number | None,
         snapshot: SnapshotFacts | None,
-        pace: StepTimes | None,
+        timing: StepTimes | None,
         heartbeat: Anything,
         generation: Count | None,
     ) -> None:
@@ -239,8 +239,8 @@ class WorkerMessages:
                 worker.first_step = now
                 self._report("worker.stepped", worker, step=step, until=until, heartbeat=worker.heartbeats)
             worker.snapshot |= snapshot or {}
-            if pace is not None:  # a step with a section in it has none
-                worker.step_timings.add(step, pace)
+            if timing is not None:  # a step with a section in it has none
+                worker.step_timings.add(step, timing)
             if loss is not None:
                 bad, before, worker.bad_loss = not math.isfinite(loss), worker.bad_loss, not math.isfinite(loss)
                 if bad and not before:
@@ -260,7 +260,7 @@ class WorkerMessages:
 
     def on_storage_error(self, worker: Worker, kind: Text, why: Text, step: Count | None, path: Text | None) -> None:
         """Report an error with a checkpoint, or with snapshots."""
-        self._report("storage_error", worker, kind=kind, step=step, path=path or "", why=why)
+        self._report("storage-error", worker, kind=kind, step=step, path=path or "", why=why)
 
     def on_flush(self, worker: Worker, python: FilePath) -> None:
         """Have a snapshot written to disk that this worker has just completed."""
@@ -291,7 +291,7 @@ class WorkerMessages:
             "errno": errno,
             "peer_lost": peer_lost is True,
         }
-        if worker.standby is None:
+        if worker.hot_spare is None:
             self._report("worker.raised", worker, raised=worker.raised, step=worker.step)
 
     def on_finished(self, worker: Worker, step: Count | None) -> None:
@@ -317,12 +317,12 @@ class WorkerMessages:
         """Pass it on to the controller."""
         worker.advance()
         generation = schema.optional(schema.integer, message, "generation")
-        whose = {"id": worker.standby}
-        if worker.standby is None:
+        whose = {"id": worker.hot_spare}
+        if worker.hot_spare is None:
             whose = {"rank": worker.rank, "generation": _generation(worker, generation)}
         if generation is not None:
             whose["for_generation"] = generation
-        role = "worker" if worker.standby is None else "standby"
+        role = "worker" if worker.hot_spare is None else "hot-spare"
         self._emit(f"{role}.{message['t']}", **(defaults | self._facts(worker, message) | whose))
 
     def on_groups(self, worker: Worker, message: Message) -> None:
@@ -346,14 +346,14 @@ class WorkerMessages:
         worker.ordered = True
 
     def on_parked(self, worker: Worker, message: Message) -> None:
-        """Note that a standby is ready to become any rank, and report it."""
+        """Note that a hot spare is ready to become any rank, and report it."""
         worker.parked = self._facts(worker, message)
-        self._emit("standby.ready", id=worker.standby, **worker.parked)
+        self._emit("hot-spare.ready", id=worker.hot_spare, **worker.parked)
 
     @staticmethod
     def _facts(worker: Worker, message: Message) -> Message:
         """Return the fields of *message* that its sender may set; raise `BadField` where the table has another type for one."""
-        sender = MessageSender.WORKER if worker.standby is None else MessageSender.STANDBY
+        sender = MessageSender.WORKER if worker.hot_spare is None else MessageSender.HOT_SPARE
         fields = MESSAGES[sender, message["t"]].fields
         assert fields is not None
         facts = {**message, **schema.read_fields(fields, message)}
@@ -414,7 +414,7 @@ class MessageSender(StrEnum):
     """Who sends a message to the agent."""
 
     WORKER = "worker"
-    STANDBY = "standby"
+    HOT_SPARE = "hot-spare"
     WRITER = "checkpoint writer"
 
 
@@ -436,13 +436,13 @@ class MessageKind:
     """It is about training, so it waits until the generation that its sender has switched to is recorded."""
 
 
-_W, _BOTH, _WRITER = (MessageSender.WORKER,), (MessageSender.WORKER, MessageSender.STANDBY), (MessageSender.WRITER,)
+_W, _BOTH, _WRITER = (MessageSender.WORKER,), (MessageSender.WORKER, MessageSender.HOT_SPARE), (MessageSender.WRITER,)
 _M, _C = WorkerMessages, CheckpointWriterClient
 
 KINDS: Final = (
     # Connections.
     MessageKind("hello", _BOTH, _M.on_hello, gets_connection=True),
-    MessageKind("commit?", _BOTH, _M.on_commit, gets_connection=True, from_anybody=True, deferred=True),
+    MessageKind("commit-request", _BOTH, _M.on_commit, gets_connection=True, from_anybody=True, deferred=True),
     MessageKind("register-successor", _BOTH, _M.on_register_successor, from_anybody=True),
     # Training.
     MessageKind("mark", _W, _M.on_mark, deferred=True),
@@ -450,7 +450,7 @@ KINDS: Final = (
     MessageKind("beat", _W, _M.on_beat, deferred=True),
     MessageKind("section", _W, _M.on_section, deferred=True),
     MessageKind("saved", _W, _M.on_saved, deferred=True),
-    MessageKind("storage_error", _W, _M.on_storage_error, deferred=True),
+    MessageKind("storage-error", _W, _M.on_storage_error, deferred=True),
     MessageKind("finished", _W, _M.on_finished, deferred=True),
     MessageKind("flush", _W, _M.on_flush),
     MessageKind("check", _W, _M.on_check),
@@ -469,13 +469,13 @@ KINDS: Final = (
     MessageKind("unprepared", _BOTH, _M.forward, Forwarded),
     MessageKind("switched", _BOTH, _M.on_switched, Timed),
     MessageKind("departed", _W, _M.on_departed, Forwarded),
-    MessageKind("parked", (MessageSender.STANDBY,), _M.on_parked, Timed),
+    MessageKind("parked", (MessageSender.HOT_SPARE,), _M.on_parked, Timed),
     # The checkpoint writer.
     MessageKind("hello", _WRITER, _C.on_hello, gets_connection=True),
-    MessageKind("commit?", _WRITER, _C.on_commit),
+    MessageKind("commit-request", _WRITER, _C.on_commit),
     MessageKind("saved", _WRITER, _C.on_saved),
-    MessageKind("storage_error", _WRITER, _C.on_storage_error),
+    MessageKind("storage-error", _WRITER, _C.on_storage_error),
 )
 MESSAGES: Final[Mapping[tuple[MessageSender, str], MessageKind]] = {(sender, kind.name): kind for kind in KINDS for sender in kind.senders}
 DEFERRED: Final = [kind.name for kind in KINDS if kind.deferred]
-"""A standby that is ahead sends them too: it is the worker of a rank once its generation is recorded."""
+"""A hot spare that is ahead sends them too: it is the worker of a rank once its generation is recorded."""

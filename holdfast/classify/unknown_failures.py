@@ -68,7 +68,7 @@ class UnknownFailure:
             f"[{name}]",
             'title = ""',
             'recommended_action = "monitor"',
-            'blame = "none"',
+            'attributed_to = "none"',
             'action = ""',
             f"match = ['{pattern}']",
             f"unhealthy = {json.dumps(self.quote, ensure_ascii=False)}",

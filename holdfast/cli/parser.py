@@ -665,8 +665,8 @@ def classify() -> None:
     """Find the faults in a LOG.
 
     LOG is a file, or `-` (the default) for standard input: kernel, NCCL, torch, scheduler or application, also mixed. Prints
-    the faults, and with `--json` one object for each line or traceback: line, verdict, kind, blame, recommended_action, action. Exit
-    status 0: the log was read, with faults or without.
+    the faults, and with `--json` one object for each line or traceback: line, classification, kind, attributed_to, recommended_action,
+    action. Exit status 0: the log was read, with faults or without.
     """
 
 
@@ -679,7 +679,7 @@ def classify() -> None:
 @click.option("--area", metavar="AREA", help="Only kinds of hardware, network, storage, host, software or progress.")
 @click.option("--component", metavar="NAME", help="Only kinds of this component, such as `nvlink`.")
 @click.option("--recommended-action", metavar="ACTION", help="Only kinds that recommend this, such as `evict`.")
-@click.option("--blame", metavar="WHAT", help="Only kinds attributed to this, such as `gpu`.")
+@click.option("--attributed-to", metavar="WHAT", help="Only kinds attributed to this, such as `gpu`.")
 @as_json
 @runs("faults.list_kinds")
 def faults() -> None:

@@ -38,7 +38,7 @@ class UnknownApproval(OperatorError):
 
     def __str__(self) -> str:
         numbers = ", ".join(map(str, self.pending))
-        return f"there is no question {self.number}. " + (f"Open: {numbers}." if numbers else "None is open.")
+        return f"there is no approval {self.number}. " + (f"Open: {numbers}." if numbers else "None is open.")
 
 
 class AlreadyAnswered(OperatorError):
@@ -49,7 +49,7 @@ class AlreadyAnswered(OperatorError):
         self.number, self.answer = number, answer
 
     def __str__(self) -> str:
-        return f"question {self.number} is answered already: {self.answer}. `holdfast nodes` shows what is held, and how to change it."
+        return f"approval {self.number} is answered already: {self.answer}. `holdfast nodes` shows what is held, and how to change it."
 
 
 class NodeNotRequested(OperatorError):
@@ -60,7 +60,7 @@ class NodeNotRequested(OperatorError):
         self.number, self.node, self.nodes = number, node, nodes
 
     def __str__(self) -> str:
-        return f"question {self.number} is not about {self.node}. Pick of: {', '.join(self.nodes)}."
+        return f"approval {self.number} is not about {self.node}. Pick of: {', '.join(self.nodes)}."
 
 
 def request(history: History, approval: ApprovalRequest) -> ApprovalRequest:

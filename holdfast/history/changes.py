@@ -1,6 +1,6 @@
 """Changes to rows as values that can wait in memory or in a file and be applied twice, and the outbox file for those that had to wait.
 
-The outbox file holds one change per line. Beside it, a file ``.refused`` keeps what no database accepts.
+The outbox file holds one change per line. Next to it, a file ``.refused`` keeps what no database accepts.
 """
 
 from __future__ import annotations

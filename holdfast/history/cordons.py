@@ -124,7 +124,7 @@ def _read(session: Session, table: CordonTable, name: str, now: float) -> Node:
         state=node.state,
         since=node.since,
         back=last(col(ServiceTransition.after) == NodeState.HEALTHY),
-        moves=node.moves,
+        transitions=node.transitions,
         number=max(one or 0 for one in greatest),
         holds=node.holds,
         doubts=tuple(sorted(one.at for one in rows if one.kind == CordonKind.DOUBT)),
@@ -141,7 +141,7 @@ def _node(name: str, rows: Iterable[NodeCordon], newest: ServiceTransition | Non
     since, count = (newest.at, newest.number) if newest is not None else (0.0, 0)
     returned = newest is not None and newest.after == NodeState.HEALTHY and newest.before not in IN_SERVICE
     back = since if returned else 0.0
-    return Node(name=name, state=state_of(cordons), since=since, back=back, moves=count, number=number, holds=cordons)
+    return Node(name=name, state=state_of(cordons), since=since, back=back, transitions=count, number=number, holds=cordons)
 
 
 def _cordon(row: NodeCordon) -> Cordon:
@@ -206,12 +206,12 @@ def _write(session: Session, cluster: str, before: Node, change: CordonChanged) 
         row = _row(session, cluster, before.name, number)
         row.ended_at, row.ended_by, row.ended_reason = change.at, change.owner.name, change.reason
         row.test, row.test_until = 0, None
-    for transition in change.moves:
+    for transition in change.transitions:
         session.add(
             ServiceTransition(
                 cluster=cluster,
                 node=before.name,
-                number=change.node.moves,
+                number=change.node.transitions,
                 at=transition.at,
                 before=transition.before,
                 event=transition.event,

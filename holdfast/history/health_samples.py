@@ -22,7 +22,7 @@ from policies.node_health import HealthAssessment, HealthChange, HealthFinding
 class KnownHealth:
     """What earlier sweeps recorded of a node."""
 
-    verdict: HealthAssessment | None = None
+    assessment: HealthAssessment | None = None
     reading: NodeReading | None = None
 
 
@@ -30,13 +30,13 @@ def latest_health(history: History, cluster: str, *, readings: bool = True) -> d
     """Return what is recorded of the nodes of *cluster*, by name; without *readings* only their health."""
     with history.session() as session:
         rows = session.exec(select(HealthSample).where(col(HealthSample.cluster) == cluster)).all()
-    return {row.node: KnownHealth(verdict=_health(row), reading=_reading(row.reading) if readings else None) for row in rows}
+    return {row.node: KnownHealth(assessment=_health(row), reading=_reading(row.reading) if readings else None) for row in rows}
 
 
 def health_by_node(history: History, cluster: str) -> dict[str, HealthAssessment]:
     """Return the health of the nodes of *cluster*, by name; nodes that were never probed are missing."""
     known = latest_health(history, cluster, readings=False)
-    return {node: one.verdict for node, one in known.items() if one.verdict is not None}
+    return {node: one.assessment for node, one in known.items() if one.assessment is not None}
 
 
 def save_sweep(
@@ -49,9 +49,9 @@ def save_sweep(
     """Write the results of a sweep: a row for each of *changes*, and for each node its *health* and its reading, if there is one."""
     with history.session(immediate=True) as session:
         rows = {row.node: row for row in session.exec(select(HealthSample).where(col(HealthSample.cluster) == cluster))}
-        for node, verdict in health.items():
-            row = rows.get(node) or HealthSample(cluster=cluster, node=node, at=verdict.at)
-            row.at, row.health = verdict.at, packed(verdict)
+        for node, assessment in health.items():
+            row = rows.get(node) or HealthSample(cluster=cluster, node=node, at=assessment.at)
+            row.at, row.health = assessment.at, packed(assessment)
             if node in readings:
                 row.reading = base64.b64encode(zlib.compress(json.dumps(packed(readings[node])).encode(), 3)).decode()
             session.add(row)

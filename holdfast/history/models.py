@@ -68,6 +68,8 @@ class Job(SQLModel, table=True):
     cluster: dict[str, Any] = _json()
     directory: str
     at: float
+    provenance: dict[str, Any] | None = _maybe_json()
+    """What it was submitted with, by name: versions, git commit (`holdfast.control.supervisor.provenance`)."""
 
 
 class Lease(SQLModel, table=True):
@@ -138,7 +140,8 @@ class Generation(SQLModel, table=True):
     ended_at: float | None = None
     reason: str = ""
     facts: dict[str, Any] | None = _maybe_json()
-    """What a controller needs to reattach: since when each process has its rank, the store, the roles of the job."""
+    """What a controller needs to reattach: since when each process has its rank, the store, the roles of the job. For those who watch the
+    job: ``spare_nodes`` by name, ``hot_spares`` that are ready by node, ``isolated`` nodes with the reason; none before the first report."""
 
 
 class NodeStatusChange(SQLModel, table=True):
@@ -249,7 +252,7 @@ class Incident(SQLModel, table=True):
     number: int
     kind: str
     """Catalogue kind of the root fault."""
-    subject: str
+    target: str
     fault_at: float
     """When the fault happened, by the clock of its observer."""
     detected_at: float
@@ -289,8 +292,8 @@ class FaultRecord(SQLModel, table=True):
     at: float
     kind: str
     recommended_action: str
-    subject: str
-    blame: str
+    target: str
+    attributed_to: str
     rank: int | None = None
     node: str | None = None
     generation: int
@@ -310,8 +313,8 @@ class IncidentDiagnosis(SQLModel, table=True):
     at: float
     kind: str
     """Catalogue kind of the root cause."""
-    subject: str
-    weight: float
+    target: str
+    confidence: float
     """Its confidence relative to the other hypotheses: 0 to 1."""
     reason: str
     candidates: list[dict[str, Any]] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))

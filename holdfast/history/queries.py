@@ -152,7 +152,7 @@ def faults_of_hardware(history: History, cluster: str, *, since: float, but: str
         col(FaultRecord.job_id).in_(of_cluster),
         col(FaultRecord.root).is_(True),
         col(FaultRecord.at) >= since,
-        col(FaultRecord.blame).in_(("gpu", "node")),
+        col(FaultRecord.attributed_to).in_(("gpu", "node")),
         col(FaultRecord.node).is_not(None),
     )
     return _rows(history, FaultRecord, *where, newest_first=True, limit=limit)[::-1]

@@ -13,10 +13,10 @@ from holdfast.errors import HistoryCorrupt, HistoryTooNew, HistoryTooOld
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD: Final = "0101"
+HEAD: Final = "0102"
 """The newest revision in ``migrations/versions``, written here so that an up-to-date database needs no Alembic."""
 
-_FIRST: Final = "0101"
+_FIRST: Final = "0102"
 """The revision that creates all tables. Databases of earlier revisions have other tables and columns, and are refused."""
 
 VERSION_TABLE: Final = "holdfast_schema"

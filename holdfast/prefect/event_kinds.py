@@ -1,4 +1,4 @@
-"""Table of the events that Holdfast sends to the Prefect server: names, resources and fields. docs/reference/events.md is generated from it.
+"""Table of the events that Holdfast sends to the Prefect server: names, resources and fields. It generates docs/reference/events.md.
 
 `holdfast.prefect_client.events` sends them and rejects what the table does not list.
 """
@@ -90,7 +90,7 @@ _ENDED: Final = {
     "steps_lost": "steps that are computed again",
     "reason": "reason for the action",
 }
-_QUESTION: Final = {"number": "number for the answer", "nodes": "nodes that may be isolated", "reason": "reason for the request"}
+_APPROVAL: Final = {"number": "number for the answer", "nodes": "nodes that may be isolated", "reason": "reason for the request"}
 _NOTIFICATION: Final = {
     "id": "a later notification with the same id replaces the earlier one",
     "state": "`open`, `asked`, `over` or `ended`; `many` for several in one",
@@ -148,13 +148,13 @@ _KINDS: Final = (
     EventKind(
         name="holdfast.incident.closed", about=JOB, related=_OF_INCIDENT, meaning="An incident ended without a recovery", fields=_ENDED
     ),
-    EventKind(name="holdfast.approval.asked", about=JOB, related=_OF_JOB, meaning="An approval is requested", fields=_QUESTION),
+    EventKind(name="holdfast.approval.asked", about=JOB, related=_OF_JOB, meaning="An approval is requested", fields=_APPROVAL),
     EventKind(
         name="holdfast.approval.answered",
         about=JOB,
         related=_OF_JOB,
         meaning="The request was answered, expired, or was withdrawn",
-        fields={**_QUESTION, "answer": "`isolate`, `keep` or `withdrawn`", "by": "who answered", "summary": "summary of the answer"},
+        fields={**_APPROVAL, "answer": "`isolate`, `keep` or `withdrawn`", "by": "who answered", "summary": "summary of the answer"},
     ),
     *(
         EventKind(

@@ -1,4 +1,4 @@
-"""Approvals in the Prefect UI: each open question is a paused flow run of its own with a form.
+"""Approvals in the Prefect UI: each open approval is a paused flow run of its own with a form.
 
 The job's own flow run is not paused: it keeps monitoring and, where possible, training. No process runs behind the paused run, so it
 outlives the controller that asked; the next controller finds run and answer by the approval request in the history.
@@ -47,7 +47,7 @@ class Approval(RunInput):
 
 
 @flow(name="approval", retries=0)
-def approval(question: int, job: str, words: str) -> None:
+def approval(number: int, job: str, words: str) -> None:
     """Hold the form of one approval request; the controller reads the answer."""
 
 
@@ -130,13 +130,13 @@ class ApprovalRuns:
 def _form(one: ApprovalRequest) -> type[Approval]:
     names = list(one.nodes)
     faults = "\n".join(f"- **{node}**: {facts['reason']}" for node, facts in one.nodes.items())
-    description = f"**Job {one.job}, question {one.number}**\n\n{one.reason}\n\n{faults}\n\n{how_to_answer(one)}"
+    description = f"**Job {one.job}, approval {one.number}**\n\n{one.reason}\n\n{faults}\n\n{how_to_answer(one)}"
     form = create_model("Approval", __base__=Approval, nodes=(list[Literal[*names]], Field(names, description=NODES)))  # type: ignore[valid-type]
     return form.with_initial_data(description=description)
 
 
 def _paused(one: ApprovalRequest) -> Any:  # noqa: ANN401 (Prefect's state, generic over results)
-    return Paused(timeout_seconds=PAUSE_TIMEOUT, pause_key=f"question-{one.number}")
+    return Paused(timeout_seconds=PAUSE_TIMEOUT, pause_key=f"approval-{one.number}")
 
 
 def _keyset(one: ApprovalRequest) -> Any:  # noqa: ANN401 (a dictionary with literal keys that Prefect does not export)
@@ -146,7 +146,7 @@ def _keyset(one: ApprovalRequest) -> Any:  # noqa: ANN401 (a dictionary with lit
 def _create(client: SyncPrefectClient, one: ApprovalRequest) -> str:
     """Create the paused run of a request; return its id."""
     name = f"{one.job}: may {', '.join(one.nodes)} be isolated?"
-    parameters = {"question": one.number, "job": one.job, "words": one.reason}
+    parameters = {"number": one.number, "job": one.job, "words": one.reason}
     run = client.create_flow_run(approval, name=name, parameters=parameters, tags=["holdfast"], state=Running())
     _form(one).save(_keyset(one), run.id)
     paused = _paused(one)
@@ -164,4 +164,4 @@ def _close(client: SyncPrefectClient, one: ApprovalRequest) -> None:
     try:
         client.set_flow_run_state(UUID(one.flow_run), state, force=True)
     except ObjectNotFound:
-        note(log, "prefect.run-missing", question=one.number)
+        note(log, "prefect.run-missing", approval=one.number)

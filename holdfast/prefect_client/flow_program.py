@@ -59,9 +59,7 @@ def _steer(steer: Callable[[], object], job: str, *, again: list[str] | None) ->
     try:
         steer()
     except OperatorError as error:
-        if (
-            again is not None and isinstance(error, HistoryError) and is_transient(error)
-        ):  # between two questions: who starts it again helps
+        if again is not None and isinstance(error, HistoryError) and is_transient(error):  # between two polls: starting it again helps
             print(line("flow.failed", f"holdfast: {error}", level="error"), file=sys.stderr)  # noqa: T201
             return exit_codes.CONTROLLER_DIED
         return _refuse(str(error))
@@ -75,7 +73,7 @@ def _steer(steer: Callable[[], object], job: str, *, again: list[str] | None) ->
         print(line("flow.failed", f"holdfast: {error}", level="error"), file=sys.stderr)  # noqa: T201
     except BaseException:  # noqa: BLE001 (whatever Prefect makes of the end of a run: what counts is what the history says)
         print(line("flow.failed", traceback.format_exc().rstrip(), level="error"), file=sys.stderr)  # noqa: T201
-    return _verdict(job)
+    return _exit_status(job)
 
 
 def _begin_anew(arguments: list[str]) -> int:
@@ -91,7 +89,7 @@ def _refuse(why: str) -> int:
     return exit_codes.OPERATOR_ERROR
 
 
-def _verdict(job: str) -> int:
+def _exit_status(job: str) -> int:
     """Return the exit status that the history has for the job's end, unless this flow detached from it."""
     if was_detached(job):
         return exit_codes.DETACHED
@@ -111,4 +109,4 @@ def _leave_in_time(job: str) -> None:
     time.sleep(FINAL_CHECKPOINT_SECONDS)
     words = "holdfast: the Prefect server did not take the end of this flow run; the history has it"
     print(line("flow.left", words, level="warning"), file=sys.stderr, flush=True)  # noqa: T201
-    os._exit(_verdict(job))
+    os._exit(_exit_status(job))

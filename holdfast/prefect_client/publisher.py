@@ -110,8 +110,8 @@ class Publisher:
             "fault": (lambda facts: facts["fault"].model_copy(), self._fault),
             "opened": (_case_of, self._opened),
             "incident": (_case_of, self._closed),
-            "asked": (lambda facts: facts["question"].model_copy(), self._asked),
-            "answered": (lambda facts: facts["question"].model_copy(), self._answered),
+            "asked": (lambda facts: facts["approval"].model_copy(), self._asked),
+            "answered": (lambda facts: facts["approval"].model_copy(), self._answered),
         }
         self._handlers = handlers
         """Event of the controller to the function that copies its facts, and to the function that handles them."""
@@ -123,7 +123,7 @@ class Publisher:
         """Publish an event of the controller; never block, never raise."""
         if event == "progress":  # once a step: only the newest counts
             page, seconds = self._facts, facts["seconds"]
-            page.pace = seconds if page.pace is None else (1 - SMOOTHING) * page.pace + SMOOTHING * seconds
+            page.step_time = seconds if page.step_time is None else (1 - SMOOTHING) * page.step_time + SMOOTHING * seconds
             page.step, page.until, page.loss = facts["step"], facts["until"], facts["loss"]
         elif event in self._handlers:
             copy, handler = self._handlers[event]
@@ -234,7 +234,7 @@ class Publisher:
                 self._show_incident(self._last_case)
 
     def _fault(self, fault: FaultRecord) -> None:
-        now, name = time.monotonic(), (fault.kind, fault.subject)
+        now, name = time.monotonic(), (fault.kind, fault.target)
         if now - self._faults.get(name, -FAULT_SECONDS) < FAULT_SECONDS:
             return
         self._faults[name] = now
@@ -242,7 +242,7 @@ class Publisher:
             "holdfast.fault.seen",
             *self._of_nodes([fault.node] if fault.node else []),
             kind=fault.kind,
-            target=fault.subject,
+            target=fault.target,
             quote=str(fault.evidence.get("quote") or ""),
             recommended_action=str(fault.recommended_action),
             node=fault.node,
@@ -255,7 +255,7 @@ class Publisher:
         self._open = case, time.monotonic() + OPEN_SECONDS
         self._take_case(case)
         row, about = case.incident, self._of_incident(case)
-        self._emit("holdfast.incident.opened", *about, number=row.number, kind=row.kind, target=row.subject, summary=words.sentence(case))
+        self._emit("holdfast.incident.opened", *about, number=row.number, kind=row.kind, target=row.target, summary=words.sentence(case))
         for notification in self._notifications.opened(case, time.time()):
             self._notify(notification)
 
@@ -268,7 +268,7 @@ class Publisher:
             *self._of_incident(case),
             number=row.number,
             kind=row.kind,
-            target=row.subject,
+            target=row.target,
             summary=words.sentence(case),
             outcome=row.outcome,
             action=row.action,
@@ -285,18 +285,18 @@ class Publisher:
         page.cases = [*before[1 - MOST_INCIDENTS :], case]
         page.incidents, self._changed = max(page.incidents, case.incident.number), True
 
-    def _asked(self, question: ApprovalRequest) -> None:
-        self._facts.approval, self._changed = question, True
-        self._emit("holdfast.approval.asked", number=question.number, nodes=list(question.nodes), reason=question.reason)
-        for notification in self._notifications.asked(question, how_to_answer(question)):
+    def _asked(self, request: ApprovalRequest) -> None:
+        self._facts.approval, self._changed = request, True
+        self._emit("holdfast.approval.asked", number=request.number, nodes=list(request.nodes), reason=request.reason)
+        for notification in self._notifications.asked(request, how_to_answer(request)):
             self._notify(notification)
 
-    def _answered(self, question: ApprovalRequest) -> None:
+    def _answered(self, request: ApprovalRequest) -> None:
         self._facts.approval, self._changed = None, True
-        summary, nodes = describe(question), list(question.nodes)
-        answer = {"answer": question.answer, "by": question.by, "summary": summary}
-        self._emit("holdfast.approval.answered", number=question.number, nodes=nodes, reason=question.reason, **answer)
-        for notification in self._notifications.answered(question, summary):
+        summary, nodes = describe(request), list(request.nodes)
+        answer = {"answer": request.answer, "by": request.by, "summary": summary}
+        self._emit("holdfast.approval.answered", number=request.number, nodes=nodes, reason=request.reason, **answer)
+        for notification in self._notifications.answered(request, summary):
             self._notify(notification)
 
     # -- what is due --------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ _SIGNAL: Final = re.compile(r"worker-(sig[a-z0-9]+)")
 def fault_title(fault: Fault) -> str:
     """Name a fault by its target and its kind: ``rank 1 on node-1, SIGKILL``."""
     found = _SIGNAL.fullmatch(fault.kind)
-    return f"{fault.subject.removeprefix('node ')}, {found[1].upper() if found else fault.kind}"
+    return f"{fault.target.removeprefix('node ')}, {found[1].upper() if found else fault.kind}"
 
 
 def action_title(decision: Decision) -> str:
@@ -97,7 +97,7 @@ def reschedule(run: JobController, transition: Transition, seconds: float) -> st
         return f"reschedule: {_outcome(run, transition)}"
     if decision.seats:
         where = listing(
-            (f"rank {seat.rank} to {_host(seat.node, standby=seat.standby is not None)}" for seat in decision.seats), MOST_NODES
+            (f"rank {seat.rank} to {_host(seat.node, hot_spare=seat.hot_spare is not None)}" for seat in decision.seats), MOST_NODES
         )
         return f"reschedule: {where}"
     return f"reschedule: {plural(len(run.generations.state.ranks), 'rank')} on {listing(run.generations.members, MOST_NODES)}"
@@ -112,7 +112,7 @@ def resume(run: JobController, transition: Transition, seconds: float) -> str:
     if decision is not None and decision.action is RecoveryAction.REPLACE_RANKS and decision.seats:
         seat, more = decision.seats[0], len(decision.seats) - 1
         others = f" and {plural(more, 'more')}" if more else ""
-        return f"resume: rank {seat.rank}{others} replaced by {_host(seat.node, standby=seat.standby is not None)}, {down}"
+        return f"resume: rank {seat.rank}{others} replaced by {_host(seat.node, hot_spare=seat.hot_spare is not None)}, {down}"
     lost = run.incidents.last.steps_lost
     again = "all processes started again" if run.incidents.last.until_started else "training again"
     return f"resume: {again}, {down}" + ("" if lost is None else f", {plural(lost, 'step')} lost")
@@ -134,8 +134,8 @@ def _decision(run: JobController) -> Decision | None:
     return run.incidents.current.decision if run.incidents.current is not None else None
 
 
-def _host(node: str, *, standby: bool) -> str:
-    return f"{'hot spare' if standby else 'new process'} on {node}"
+def _host(node: str, *, hot_spare: bool) -> str:
+    return f"{'hot spare' if hot_spare else 'new process'} on {node}"
 
 
 def _outcome(run: JobController, transition: Transition) -> str:

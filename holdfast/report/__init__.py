@@ -63,7 +63,7 @@ def _written(what: str, output: Path, content: bytes) -> Path:
 
 
 def write_atomically(target: Path, content: bytes, *, mode: int | None = None) -> None:
-    """Write a temporary file beside *target* and rename it, so that nobody reads half of it; raise ``OSError``.
+    """Write a temporary file in the same folder as *target* and rename it, so that nobody reads half of it; raise ``OSError``.
 
     The temporary file has an unpredictable name and follows no link, because others may write to the folder.
     """

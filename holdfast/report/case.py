@@ -76,10 +76,10 @@ class Hypothesis:
     """One hypothesis of a diagnosis as text."""
 
     kind: str
-    subject: str
-    weight: float
+    target: str
+    confidence: float
     """Confidence, 0 to 1."""
-    blame: str
+    attributed_to: str
     explains: str
     unexplained: str
     evidence: tuple[tuple[float, str, str], ...]
@@ -91,9 +91,9 @@ def hypotheses_of(diagnoses: Sequence[IncidentDiagnosis]) -> Iterator[Hypothesis
     for one in diagnoses[-1].candidates if diagnoses else ():
         yield Hypothesis(
             kind=str(one.get("kind", "")),
-            subject=str(one.get("subject", "")),
-            weight=float(one.get("weight") or 0.0),
-            blame=str(one.get("blame", "")),
+            target=str(one.get("target", "")),
+            confidence=float(one.get("confidence") or 0.0),
+            attributed_to=str(one.get("attributed_to", "")),
             explains="; ".join(map(_symptom, one.get("explains") or ())),
             unexplained="; ".join(map(_symptom, one.get("unexplained") or ())),
             evidence=tuple((float(item["at"]), str(item["source"]), str(item["quote"])) for item in one.get("evidence") or ()),
@@ -102,7 +102,7 @@ def hypotheses_of(diagnoses: Sequence[IncidentDiagnosis]) -> Iterator[Hypothesis
 
 def _symptom(one: Mapping[str, Any]) -> str:
     """Return a symptom and its targets."""
-    named, count = [str(name) for name in one.get("subjects") or ()][:MOST_TARGETS], int(one.get("count") or 0)
+    named, count = [str(name) for name in one.get("targets") or ()][:MOST_TARGETS], int(one.get("count") or 0)
     more = count - len(named)
     where = ", ".join(named) + (f" and {wording.count(more)} more" if named and more > 0 else "")
     return f"{one.get('kind')} of {where}" if where else str(one.get("kind"))

@@ -78,7 +78,7 @@ RULES: Final[Mapping[str, str]] = {
 
 def what(case: IncidentCase) -> str:
     """Return what happened to what: ``rank 1 on node-1 was killed (SIGKILL)``."""
-    kind, target = case.incident.kind, case.incident.subject.removeprefix("node ")
+    kind, target = case.incident.kind, case.incident.target.removeprefix("node ")
     happened = HAPPENED.get(kind)
     if happened is None and (signal := _SIGNAL.fullmatch(kind)) is not None:
         happened = f"was ended by {signal[1].upper()}"
@@ -99,7 +99,7 @@ def root_quote(case: IncidentCase) -> str:
     """Return the message of the root cause on one short line, without folders of files; empty if there is none."""
     root = next((one for one in case.faults if one.root), None)
     quote = str(root.evidence.get("quote") or "") if root is not None else ""
-    for name in (case.incident.subject, case.incident.kind):
+    for name in (case.incident.target, case.incident.kind):
         quote = quote.removeprefix(f"{name}: ").removeprefix(f"{name} ")
     return brief(quote)
 
@@ -116,7 +116,7 @@ def done(case: IncidentCase) -> str:
     if not acts:
         return ""
     describe = DONE.get(acts[-1].action)
-    text = describe(acts[-1], case.incident.subject) if describe is not None else f"{acts[-1].action} was tried"
+    text = describe(acts[-1], case.incident.target) if describe is not None else f"{acts[-1].action} was tried"
     return f"{text} (attempt {len(acts)})" if len(acts) > 1 and acts[-1].action != RecoveryAction.FAIL else text
 
 
@@ -160,7 +160,7 @@ DONE: Final[Mapping[str, Callable[[DecisionRecord, str], str]]] = {
 
 
 def _seat(seat: Mapping[str, Any], target: str) -> str:
-    process = "a new process" if seat.get("standby") is None else "hot spare"
+    process = "a new process" if seat.get("hot_spare") is None else "hot spare"
     rank = f"rank {seat.get('rank')}"
     took = "took over" if target.startswith(f"{rank} ") or target == rank else f"took over {rank}"
     return f"{process} on {seat.get('node')} {took}"

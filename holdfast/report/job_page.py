@@ -39,7 +39,7 @@ class JobFacts:
     step: int | None = None
     until: int | None = None
     loss: float | None = None
-    pace: float | None = None
+    step_time: float | None = None
     """Average seconds of the newest steps."""
     ranks: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Node to its ranks."""
@@ -70,9 +70,9 @@ class JobFacts:
     @property
     def seconds_left(self) -> float | None:
         """Return the estimated seconds to the last step; None if unknown."""
-        if self.until is None or self.step is None or self.pace is None or self.over:
+        if self.until is None or self.step is None or self.step_time is None or self.over:
             return None
-        return max(0, self.until - self.step) * self.pace
+        return max(0, self.until - self.step) * self.step_time
 
 
 def job_page(facts: JobFacts, now: float) -> str:
@@ -114,7 +114,7 @@ def to_do(facts: JobFacts) -> str:
     newest = facts.cases[-1] if facts.cases else None
     isolated = [f"{node} is out of service: {incident_text.brief(why, 300)}" for node, why in facts.isolated.items()]
     if facts.approval is not None:
-        asked = f"answer question {facts.approval.number}: {incident_text.brief(facts.approval.reason, 300)}"
+        asked = f"answer approval {facts.approval.number}: {incident_text.brief(facts.approval.reason, 300)}"
         return f"{asked}. `holdfast approve {facts.approval.number}`, or the paused flow run in the Prefect UI"
     if facts.state == State.FAILED:
         if newest is not None and newest.incident.outcome == "gave-up":
@@ -139,8 +139,8 @@ def _state(facts: JobFacts, now: float) -> str:
         rows.append(("Step", step))
     if (left := facts.seconds_left) is not None:
         rows.append(("Time left", f"about {wording.about(left)}"))
-    if facts.pace is not None:
-        rows.append(("Step time", wording.duration(facts.pace)))
+    if facts.step_time is not None:
+        rows.append(("Step time", wording.duration(facts.step_time)))
     if facts.loss is not None:
         rows.append(("Loss", f"{facts.loss:.4g}"))
     rows.append(("Nodes", _counts(facts)))

@@ -11,21 +11,9 @@ from typing import Final
 from holdfast.history.models import DecisionRecord, FaultRecord, Incident, IncidentDiagnosis, Phase
 from holdfast.report import incident_text, wording
 from holdfast.report.case import IncidentCase, evidence_of, hypotheses_of
-from holdfast.report.phases import parts
+from holdfast.report.phases import SUM, parts
 
 NONE: Final[Mapping[str, str]] = MappingProxyType({})
-ACTS: Final = {
-    "drop": "nodes removed",
-    "add": "nodes added",
-    "need": "nodes needed",
-    "seats": "ranks replaced",
-    "vacate": "ranks left out",
-    "rotate": "ranks change nodes",
-    "before": "goes on from before step",
-    "skip": "batches left out, by step",
-}
-"""Field of a decision to its label."""
-
 LONGEST: Final = 4000
 """Characters of one piece of evidence; the history has all of it."""
 _SPECIAL: Final = re.compile(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)|^(?:[-+#=](?=[-+#=\s])|[-+#=]$)|(?<=^\d)[.)]|(?<=^\d\d)[.)]")
@@ -50,7 +38,7 @@ def incident_markdown(
         *_inside(incident),
         "## What was seen",
         *(_seen(case.faults) if case.faults else ["No fault was recorded with it."]),
-        *_explained(case.diagnoses, (incident.kind, incident.subject)),
+        *_explained(case.diagnoses, (incident.kind, incident.target)),
         "## What was decided",
         *(_decided(case.decisions) if case.decisions else [plain(incident.reason) or "Nothing was decided yet."]),
         "---",
@@ -79,7 +67,7 @@ def _facts(incident: Incident) -> str:
     steps = f"reached {wording.count(incident.step_before)}, resumed from {wording.count(incident.resumed_step)}"
     rows = [
         ("Fault kind", plain(incident.kind)),
-        ("Target", plain(incident.subject)),
+        ("Target", plain(incident.target)),
         ("Recovery action", plain(incident.action or wording.NOTHING)),
         ("Outcome", plain(incident.outcome or ("open" if incident.closed_at is None else "closed"))),
         ("Downtime", wording.duration(incident.downtime_s) + (" (until all processes had started)" if incident.until_started else "")),
@@ -99,7 +87,7 @@ def _time(phases: Sequence[Phase]) -> Iterator[str]:
     found = parts(phases)
     rows = [
         (
-            plain(part.kind.label or part.label) + (f" ({part.kind.term})" if part.kind.term else ""),
+            plain(part.label),
             wording.duration(part.seconds),
             wording.share(part.share),
             part.kind.meaning,
@@ -108,10 +96,7 @@ def _time(phases: Sequence[Phase]) -> Iterator[str]:
     ]
     rows.append(("**total (T)**", f"**{wording.duration(sum(part.seconds for part in found))}**", "", ""))
     yield table(("Phase", "Time", "Share", "What happens in it"), rows, right=(1, 2))
-    yield (
-        "T0 is rollback, T1 reschedule, T2 communication, T3 load, T4 warm-up and compile. Training is stopped in all phases "
-        "except rollback, which is work done a second time."
-    )
+    yield (f"T = {SUM}, the terms of recovery time. Training is stopped in all phases except rollback, which is work done a second time.")
 
 
 def _inside(incident: Incident) -> Iterator[str]:
@@ -128,8 +113,8 @@ def _seen(faults: Sequence[FaultRecord]) -> Iterator[str]:
     roots, others = [one for one in ordered if one.root] or ordered[:1], [one for one in ordered if not one.root]
     for fault in roots:
         step = "" if fault.step is None else f", step {wording.count(fault.step)}"
-        yield f"### {plain(fault.kind)} on {plain(fault.subject)}"
-        against = "" if fault.blame in {"", "none"} else f", attributed to {plain(fault.blame)}"
+        yield f"### {plain(fault.kind)} on {plain(fault.target)}"
+        against = "" if fault.attributed_to in {"", "none"} else f", attributed to {plain(fault.attributed_to)}"
         root = "root cause, " if fault.root else ""
         yield f"{root}asks for {plain(fault.recommended_action)}{against}, generation {fault.generation}{step}"
         found = list(evidence_of(fault.evidence, longest=LONGEST))
@@ -143,7 +128,7 @@ def _seen(faults: Sequence[FaultRecord]) -> Iterator[str]:
     others = [one for one in others if one not in roots]
     if others:
         lines = [
-            f"{wording.visible(one.kind)} on {wording.visible(one.subject)}: {incident_text.brief(str(one.evidence.get('quote') or ''))}"
+            f"{wording.visible(one.kind)} on {wording.visible(one.target)}: {incident_text.brief(str(one.evidence.get('quote') or ''))}"
             for one in others
         ]
         yield _folded(f"{wording.plural(len(others), 'secondary failure')}", lines)
@@ -155,10 +140,10 @@ def _explained(diagnoses: Sequence[IncidentDiagnosis], root: tuple[str, str]) ->
     if not found:
         return
     first, *others = found
-    if not others and not first.unexplained and (first.kind, first.subject) == root:
+    if not others and not first.unexplained and (first.kind, first.target) == root:
         return
     yield "## How it was explained"
-    yield f"**{wording.share(first.weight)}** {plain(first.kind)} of {plain(first.subject)}"
+    yield f"**{wording.share(first.confidence)}** {plain(first.kind)} of {plain(first.target)}"
     lines = [f"- {wording.moment(at)}, {plain(source)}: {plain(quote)}" for at, source, quote in first.evidence]
     lines += [f"- explains {plain(first.explains)}"] if first.explains else []
     lines += [f"- leaves unexplained {plain(first.unexplained)}"] if first.unexplained else []
@@ -166,15 +151,14 @@ def _explained(diagnoses: Sequence[IncidentDiagnosis], root: tuple[str, str]) ->
         yield "\n".join(lines)
     if others:
         summary = f"{wording.plural(len(others), 'other hypothesis', 'other hypotheses')}"
-        yield _folded(summary, [f"{wording.share(one.weight)} {one.kind} of {one.subject}" for one in others])
+        yield _folded(summary, [f"{wording.share(one.confidence)} {one.kind} of {one.target}" for one in others])
 
 
 def _decided(decisions: Sequence[DecisionRecord]) -> Iterator[str]:
     """Yield the decisions in order, each with its reason; the rules that did not apply are folded."""
     for decision in decisions:
         yield f"**{plain(decision.action)}**: {plain(decision.reason)}"
-        act = {ACTS.get(name, name): value for name, value in wording.act(decision.act).items()}
-        short = [f"- {plain(piece.name)}: {plain(piece.text)}" for piece in evidence_of(act, longest=LONGEST)]
+        short = [f"- {plain(piece.name)}: {plain(piece.text)}" for piece in evidence_of(wording.act(decision.act), longest=LONGEST)]
         if short:
             yield "\n".join(short)
         if decision.passed_over:

@@ -11,7 +11,7 @@ from holdfast.history.models import JobEvent
 from holdfast.report.wording import listing, plural
 
 _NUMBER: Final = re.compile(
-    r"(?<![\w-])(?<!rank )(?<!ranks )(?<!incident )(?<!question )(?<!generation )[+-]?\d[\d,.]*(?: ?(?:%|ms|s|min|h|d)\b)?"
+    r"(?<![\w-])(?<!rank )(?<!ranks )(?<!incident )(?<!approval )(?<!generation )[+-]?\d[\d,.]*(?: ?(?:%|ms|s|min|h|d)\b)?"
 )
 """A measured value, but no number that is part of a name (`node-3`, `rank 1`, `generation 2`)."""
 _NAME: Final = re.compile(r"\w[\w.-]*\w|\w")

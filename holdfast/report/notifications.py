@@ -152,8 +152,8 @@ class Notifications:
 
     def _of_approval(self, approval: ApprovalRequest, state: str, level: NotificationLevel, text: str) -> Notification:
         nodes = tuple(approval.nodes)
-        subject = f"question {approval.number}: may {wording.listing(nodes)} be isolated?"
-        ident = f"question {approval.number}"
+        subject = f"approval {approval.number}: may {wording.listing(nodes)} be isolated?"
+        ident = f"approval {approval.number}"
         return self.sender.sign(Notification(id=ident, state=state, level=level, subject=subject, text=text, nodes=nodes))
 
     # -- what is due --------------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ class AgentLink:
     def beat(self, step: int, loss: float | None, seconds: float, until: int | None, **more: Mapping[str, object] | None) -> None:
         """Report that *step* is committed; may be dropped while the agent does not read.
 
-        *more*: the statistics of the ``snapshot`` in memory, and the ``pace``: how the step spent its time.
+        *more*: the statistics of the ``snapshot`` in memory, and the ``timing``: how the step spent its time.
         """
         message = {"t": "beat", "step": step, "loss": loss, "seconds": seconds, "until": until, "generation": self.generation}
         self._send(message | {name: dict(value) for name, value in more.items() if value}, droppable=True)
@@ -108,13 +108,13 @@ class AgentLink:
     def saved(self, step: int, path: Path, seconds: float, size: int, **more: float) -> None:
         """Report a complete checkpoint of *size* bytes at *path*, for which training paused for *seconds*.
 
-        *more*: ``beside``, the seconds for which it was written alongside training, and its ``generation``, from a checkpoint writer.
+        *more*: ``overlapped``, the seconds for which it was written alongside training, and its ``generation``, from a checkpoint writer.
         """
         self._send({"t": "saved", "step": step, "path": str(path), "seconds": seconds, "size": size, **more})
 
     def storage_error(self, kind: str, step: int | None, path: Path, why: str, *, rank: int | None = None) -> None:
         """Report an error with a checkpoint, or with the part of that *rank*."""
-        message = {"t": "storage_error", "kind": kind, "step": step, "path": str(path), "why": why}
+        message = {"t": "storage-error", "kind": kind, "step": step, "path": str(path), "why": why}
         self._send(message if rank is None else {**message, "rank": rank})
 
     def exception(self, error: BaseException, step: int | None = None) -> None:
@@ -140,7 +140,7 @@ class AgentLink:
 
     def may_commit(self, step: int, seconds: float = ANSWER_SECONDS, *, generation: int | None = None) -> AgentAnswer:
         """Request permission for this generation (or that one) to publish its checkpoint of *step*; granted without an agent."""
-        return self._request({"t": "commit?", "step": step} | ({} if generation is None else {"generation": generation}), seconds)
+        return self._request({"t": "commit-request", "step": step} | ({} if generation is None else {"generation": generation}), seconds)
 
     def register_successor(self, pid: int) -> AgentAnswer:
         """Request that the process *pid*, a child of this one, counts as this worker from now on."""

@@ -18,7 +18,7 @@ from holdfast.runtime.groups.dry_run import DryRun
 from holdfast.runtime.groups.membership import GroupGeneration, MembershipManager, devices, install
 from holdfast.runtime.groups.process_group import BACKEND
 from holdfast.runtime.process import restart_script, successor
-from holdfast.runtime.process.standby import Roles
+from holdfast.runtime.process.hot_spare import Roles
 from holdfast.runtime.telemetry import ddp_determinism
 from holdfast.runtime.telemetry.rank_status import answer_queries
 
@@ -40,7 +40,7 @@ def join() -> None:
     environment = os.environ
     if int(environment.get("WORLD_SIZE") or 1) <= 1:
         return
-    if environment.get("HOLDFAST_STANDBY"):
+    if environment.get("HOLDFAST_HOT_SPARE"):
         successor.record_imports()
         Roles(environment).start_with_other_roles()
     token = environment.get("HOLDFAST_TOKEN", "")
@@ -77,11 +77,11 @@ def _init_managed(manager: MembershipManager) -> None:
     """Have torch create its groups through *manager*, and create the default group."""
     install(manager)
     ddp_determinism.watch()
-    joins_later = os.environ.get("HOLDFAST_STANDBY") or os.environ.get("HOLDFAST_FRESH")
+    joins_later = os.environ.get("HOLDFAST_HOT_SPARE") or os.environ.get("HOLDFAST_FRESH")
     if joins_later:
         manager.dry_run = dry_run = DryRun.from_env(manager.groups)
         first_exchanges.watch()
-        if dry_run.standby is None:
+        if dry_run.hot_spare is None:
             dry_run.record = manager.find_record
     else:
         manager.record()

@@ -32,10 +32,10 @@ from holdfast.runtime.groups.membership import membership
 from holdfast.runtime.groups.process_group import ManagedGroup
 from holdfast.runtime.groups.recorded_collectives import WARM_UP_STEPS
 from holdfast.runtime.groups.recovery_manager import RecoveryManager
-from holdfast.runtime.process import standby, successor
+from holdfast.runtime.process import hot_spare, successor
 from holdfast.runtime.process.exit import EXIT_STATUS, SigtermHandler, wait_until_idle
+from holdfast.runtime.process.hot_spare import OffloadedState, Roles
 from holdfast.runtime.process.restart_script import RestartScript
-from holdfast.runtime.process.standby import OffloadedState, Roles
 from holdfast.runtime.snapshots.config import PendingWrite, SnapshotConfig, SnapshotPlace
 from holdfast.runtime.snapshots.copy_schedule import PROFILE
 from holdfast.runtime.snapshots.reports import ProfileFile, StatsReporter
@@ -396,7 +396,7 @@ class Session(AbstractContextManager["Session"]):
         self.step, self.loss = number, loss if loss is not None or recovery is None else math.nan
         timing = self._step_timer.end() if recovery is not None and _device_of(self._training.model).type == "cpu" else None
         snapshot = self._stats.stats(self._snapshotter, link().generation)
-        link().beat(number, loss, seconds, self._until, snapshot=snapshot, pace=timing)
+        link().beat(number, loss, seconds, self._until, snapshot=snapshot, timing=timing)
         if self._settings is not None and (self._settings.due(number) or (number == self._until and self._settings.every > 0)):
             self._save(at_once=number == self._until)
         self._exit_if_terminated()
@@ -485,7 +485,7 @@ class Session(AbstractContextManager["Session"]):
             return
         all_stable, dry_run = stabilize_all_ddp(), recovery.membership.dry_run
         recovery.begin_steps()
-        is_spare = dry_run is not None and dry_run.standby is not None
+        is_spare = dry_run is not None and dry_run.hot_spare is not None
         # A process that joins running ranks must do beforehand what those did only in their first step: pipelines agree on shapes,
         # sharded modules on much else. Stabilized DDP over one group has nothing left to do.
         simple = all_stable and len(recovery.membership.groups) == 1 and not self._is_sharded()
@@ -509,16 +509,16 @@ class Session(AbstractContextManager["Session"]):
             "parked",
             roles=roles.roles,
             role=roles.waiting_role,
-            seconds=standby.since_start(),
-            rss=standby.resident_bytes(),
-            coverage=standby.coverage_of(manager.dry_run),
+            seconds=hot_spare.since_start(),
+            rss=hot_spare.resident_bytes(),
+            coverage=hot_spare.coverage_of(manager.dry_run),
         )
         successor.send_imports()
         command = manager.wait_for("regroup", "prepare")
         rank = int(command["rank"])
         data_follows = not isinstance(data, Loader) or data.can_take_rank(manager.generation.world)
         interchangeable = self._any_rank and data_follows and not self._is_sharded() and rank in roles.roles[roles.now]
-        standby.activate(command)
+        hot_spare.activate(command)
         manager.put_back(command)
         same_rank = rank == manager.generation.rank and not roles.warmed
         other_rank_kept = unmanaged.libraries_with_other_rank(rank, manager.generation.world)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Self, TypeAlias, Union
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -344,9 +344,6 @@ else:
     class _AnyKind(type):
         def __instancecheck__(cls, value: object) -> bool:
             return isinstance(value, LocalCluster | SshCluster | SlurmCluster)
-
-        def __or__(cls, other: object) -> object:
-            return Union[cls, other]
 
     class Cluster(metaclass=_AnyKind):
         """The type of every cluster, for annotations and ``isinstance``: a `LocalCluster`, an `SshCluster` or a `SlurmCluster`.

@@ -50,8 +50,8 @@ class Quarantine(SpecModel):
     window: PositiveDuration = duration_field("30d", description="How long a quarantine or a failed burn-in counts.")
     approval_timeout: Duration = duration_field(
         "30m",
-        description="How long programs wait for an approval (`holdfast approve`, or the Prefect UI) before they isolate more than `max_unavailable` "
-        "of the cluster, or so many of a job's nodes that too few remain. Without an answer the cluster's nodes stay in "
+        description="How long programs wait for an approval (`holdfast approve`, or the Prefect UI) before they isolate more than "
+        "`max_unavailable` of the cluster, or so many of a job's nodes that too few remain. Without an answer the cluster's nodes stay in "
         "service, and the job waits for nodes to replace its unhealthy ones; 0: no approval is requested.",
     )
 
@@ -105,7 +105,9 @@ class BurnInSettings(SpecModel):
     """How nodes are tested before jobs use them: after a quarantine, by hand, and before a launch."""
 
     duration: PositiveDuration = duration_field("60s", description="Duration of a burn-in on a node, all checks but the network.")
-    memory: Annotated[Percent, Gt(0), Le(0.9)] = Field(default=0.25, json_schema_extra={"default": "25%"}, description="Share of the free memory that is tested.")
+    memory: Annotated[Percent, Gt(0), Le(0.9)] = Field(
+        default=0.25, json_schema_extra={"default": "25%"}, description="Share of the free memory that is tested."
+    )
     max_memory: Size = size_field("64GB", description="Maximum memory that is tested on a node.")
     disk_size: Size = size_field("512MB", description="How much is written to a node's disk.")
     network_size: Size = size_field("256MB", description="How much each of two nodes sends to the other.")

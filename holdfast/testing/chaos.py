@@ -64,7 +64,7 @@ class Chaos:
     def parked(self, but: Collection[str] = ()) -> int:
         """Return the number of hot spares that wait for a rank, on all nodes *but* some."""
         reports = {node: report for node, report in self._reports().items() if node not in but}
-        return sum(bool(one["ready"]) for report in reports.values() for one in report.get("standbys", {}).values())
+        return sum(bool(one["ready"]) for report in reports.values() for one in report.get("hot_spares", {}).values())
 
     def _reports(self) -> dict[str, Message]:
         """Return the reports of all running agents; try again if one exits during the query."""

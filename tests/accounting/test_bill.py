@@ -40,12 +40,19 @@ def a_generation(job: str, number: int, at: float, **more: Any) -> Generation:
 
 def recovered(job: str, number: int, begin: float, seconds: float, **fields: Any) -> list[Any]:
     """Return an incident that cost so many seconds, half of them in finding it; with its root on n0."""
-    blame, recommended_action = fields.pop("blame", "process"), fields.pop("recommended_action", "restart")
+    attributed_to, recommended_action = fields.pop("attributed_to", "process"), fields.pop("recommended_action", "restart")
     known = {"fault_at": begin, "downtime_s": seconds, "closed_at": begin + seconds, "outcome": "recovered", "generation_after": number + 1}
     one = an_incident(job, number, **{**known, "kind": "worker-sigkill", **fields})
     phases = [("detect", seconds / 2), ("load", seconds / 2), ("rollback", 77.0)]
     root = a_fault(
-        job, incident_id=one.id, at=begin, node="n0", root=True, blame=blame, recommended_action=recommended_action, kind=one.kind
+        job,
+        incident_id=one.id,
+        at=begin,
+        node="n0",
+        root=True,
+        attributed_to=attributed_to,
+        recommended_action=recommended_action,
+        kind=one.kind,
     )
     rows = [Phase(job_id=job, incident_id=one.id, position=place, name=name, seconds=spent) for place, (name, spent) in enumerate(phases)]
     return [one, root, a_fault(job, incident_id=one.id, at=begin, node="n1"), *rows]
@@ -78,7 +85,9 @@ def test_the_bill_of_a_job_adds_up_to_what_it_held(history: History) -> None:
     write(history, a_generation("j", 1, 5.0), a_generation("j", 2, 18.0, resumed_step=6), a_generation("j", 3, 32.0, resumed_step=12))
     write(history, *trained("j", 1, 1, 8, 8.0), *trained("j", 2, 7, 12, 19.0), *trained("j", 3, 13, 18, 33.0))
     write(
-        history, *recovered("j", 1, 16.0, 4.0), *recovered("j", 2, 25.0, 9.0, kind="gpu-off-bus", blame="gpu", recommended_action="evict")
+        history,
+        *recovered("j", 1, 16.0, 4.0),
+        *recovered("j", 2, 25.0, 9.0, kind="gpu-off-bus", attributed_to="gpu", recommended_action="evict"),
     )
     found = bill(history, queries.newest_job(history, "gpt"))
     assert found.total_hours == hours(4 * 40 + 2 * 35)
@@ -155,9 +164,9 @@ def test_a_users_error_is_no_failure_of_the_fleet_and_blames_no_node(history: Hi
 def test_a_node_that_is_blamed_often_is_a_case_for_quarantine(history: History) -> None:
     """Three times, whatever was asked for; twice is not often."""
     write(history, a_job(id="j", at=0.0), a_move("j", "COMPLETED", at=90.0), a_generation("j", 1, 0.0))
-    write(history, *recovered("j", 1, 10.0, 4.0, blame="node"), *recovered("j", 2, 20.0, 4.0, blame="gpu"))
+    write(history, *recovered("j", 1, 10.0, 4.0, attributed_to="node"), *recovered("j", 2, 20.0, 4.0, attributed_to="gpu"))
     assert not bill(history).bad_nodes[0].to_quarantine
-    write(history, *recovered("j", 3, 30.0, 4.0, blame="node"))
+    write(history, *recovered("j", 3, 30.0, 4.0, attributed_to="node"))
     assert bill(history).bad_nodes[0].to_quarantine
 
 
@@ -165,7 +174,7 @@ def test_a_node_that_merely_ended_is_none(history: History) -> None:
     """Power and maintenance are held against no node, however often."""
     write(history, a_job(id="j", at=0.0), a_move("j", "COMPLETED", at=90.0), a_generation("j", 1, 0.0))
     for number in range(1, 5):
-        write(history, *recovered("j", number, 10.0 * number, 4.0, kind="node-lost", recommended_action="evict", blame="node"))
+        write(history, *recovered("j", number, 10.0 * number, 4.0, kind="node-lost", recommended_action="evict", attributed_to="node"))
     bad_node = bill(history).bad_nodes[0]
     assert (bad_node.node, bad_node.blamed, bad_node.to_quarantine) == ("n0", 4, False)
 

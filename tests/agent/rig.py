@@ -33,7 +33,7 @@ def say(**message):
 def hello():
     say(t="hello", protocol=1, rank=int(os.environ["RANK"]), generation=int(os.environ["HOLDFAST_GENERATION"]))
 def ask(**message):
-    say(t="commit?", id=1, **message)
+    say(t="commit-request", id=1, **message)
     return json.loads(heard.readline())
 """
 """The start of a test's script that exchanges messages with its agent as the runtime does, without importing it."""

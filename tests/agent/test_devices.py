@@ -93,4 +93,7 @@ def test_the_process_that_the_driver_names_is_the_ranks_or_one_that_it_began(roo
 
 def test_kinds_after_which_a_gpu_does_no_work_ask_for_the_node_to_leave() -> None:
     """They are in the catalogue, speak against a GPU, and ask for a reset or an eviction."""
-    assert {(CATALOGUE[kind].blame, CATALOGUE[kind].recommended_action) for kind in UNUSABLE} <= {("gpu", "reset-gpu"), ("gpu", "evict")}
+    assert {(CATALOGUE[kind].attributed_to, CATALOGUE[kind].recommended_action) for kind in UNUSABLE} <= {
+        ("gpu", "reset-gpu"),
+        ("gpu", "evict"),
+    }

@@ -65,7 +65,7 @@ def score(lines: list[dict[str, str]]) -> Score:
     return Score(
         found=len(seen) / len(faults),
         false=sum(number in kinds for number in benign) / len(benign),
-        blamed=sum(CATALOGUE[kinds[number]].blame == row["blame"] for number, row in seen) / len(seen),
+        blamed=sum(CATALOGUE[kinds[number]].attributed_to == row["blame"] for number, row in seen) / len(seen),
     )
 
 

@@ -52,9 +52,9 @@ def test_pending_approvals_are_listed_and_answered(here: Command, book: History)
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("approve", "9"), "there is no question 9. Open: 1."),
-        (("approve", "1", "--node", "n5"), "question 1 is not about n5. Pick of: n1, n2."),
-        (("approve", "2"), "question 2 is answered already: keep n7 by ann."),
+        (("approve", "9"), "there is no approval 9. Open: 1."),
+        (("approve", "1", "--node", "n5"), "approval 1 is not about n5. Pick of: n1, n2."),
+        (("approve", "2"), "approval 2 is answered already: keep n7 by ann."),
         (("approve", "--refuse"), "Name the approval to answer"),
         (("approve", "1", "--refuse", "--node", "n1"), "leave out --node"),
     ],

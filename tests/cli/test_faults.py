@@ -21,7 +21,7 @@ OFF_BUS = "NVRM: Xid (PCI:0000:3b:00): 79, pid=991, name=python, GPU has fallen 
 def a_fault(author: Author, **evidence: str) -> FaultRecord:
     """Return the exit of a worker that has no more specific kind."""
     return FaultRecord(
-        job_id=author.job.id, at=1.0, kind="worker-exit-code", recommended_action="restart", subject="rank 1 on n0", blame="process",
+        job_id=author.job.id, at=1.0, kind="worker-exit-code", recommended_action="restart", target="rank 1 on n0", attributed_to="process",
         node="n0",
         generation=1, evidence=evidence,
     )  # fmt: skip
@@ -34,7 +34,7 @@ def test_faults_lists_and_filters(here: Command) -> None:
     some = json.loads(here("faults", "--area", "hardware", "--recommended-action", "evict", "--words", "bus", "--json").stdout)
     assert "gpu-off-bus" in {one["id"] for one in some}
     assert all(one["area"] == "hardware" and one["recommended_action"] == "evict" for one in some)
-    text = here("faults", "--component", "nvlink", "--blame", "gpu")
+    text = here("faults", "--component", "nvlink", "--attributed-to", "gpu")
     assert text.stdout.splitlines()[0].split()[:2] == ["KIND", "AREA"]
     assert " of " in text.stderr
 
@@ -63,7 +63,7 @@ def test_a_kind_is_found_by_what_logs_call_it_though_devices_show_it_too(here: C
         ("--area", "hardwear", "hardware"),
         ("--component", "nvlnk", "nvlink"),
         ("--recommended-action", "evct", "evict"),
-        ("--blame", "gp", "gpu"),
+        ("--attributed-to", "gp", "gpu"),
     ],
 )
 def test_an_unknown_filter_value_is_refused(here: Command, option: str, given: str, known: str) -> None:
@@ -111,7 +111,7 @@ def test_classify_reads_a_file_and_standard_input(holdfast_home: Path, tmp_path:
         assert done.stdout == f"2: gpu-off-bus (evict, attributed to gpu): {OFF_BUS}\n"
         assert "2 lines, 1 fault" in done.stderr
     done = subprocess.run([*PROGRAM, "classify", "--json", str(log)], env=environment(), capture_output=True, text=True, check=True)
-    assert [json.loads(line)["verdict"] for line in done.stdout.splitlines()] == ["benign", "fault"]
+    assert [json.loads(line)["classification"] for line in done.stdout.splitlines()] == ["benign", "fault"]
     assert list((holdfast_home / "cache").glob("*.hyperscan"))
 
 

@@ -32,7 +32,7 @@ def test_the_last_lines_of_every_rank_are_shown_with_its_node(here: Command, run
     """Of a progress bar the last state; what would play with the terminal is made visible."""
     lines = "".join(f"line {number}\n" for number in range(100))
     bar = "  1%\r 50%\r100%\nred \x1b[31m and no end"
-    write(job_directory("gpt-small") / "logs", rank_0=lines, rank_1=bar, rank_2="", standby_0="warm\n")
+    write(job_directory("gpt-small") / "logs", rank_0=lines, rank_1=bar, rank_2="", hot_spare_0="warm\n")
     done = here("logs", "-n", "2")
     assert done.returncode == 0
     assert done.stdout.splitlines() == [

@@ -125,7 +125,7 @@ def test_an_incident_that_passed_by_itself_was_not_decided_about(here: Command, 
     """The output says so."""
     running.write(
         Incident(
-            job_id=running.job.id, number=9, kind="worker-stopped", subject="rank 1 on n0", fault_at=1.0, detected_at=1.0,
+            job_id=running.job.id, number=9, kind="worker-stopped", target="rank 1 on n0", fault_at=1.0, detected_at=1.0,
             generation_before=1, outcome="passed", closed_at=2.0,
         )
     )  # fmt: skip

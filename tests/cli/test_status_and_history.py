@@ -97,8 +97,8 @@ def test_status_shows_staleness_and_cost_of_snapshots(here: Command, running: Au
 def test_status_explains_a_missing_snapshot(here: Command, running: Author) -> None:
     """The fault that keeps state out of memory, with its evidence; of an old job that has ended, nothing."""
     quote = {"quote": "no memory store can be made in /dev/shm: No space left on device"}
-    known: dict[str, Any] = {"recommended_action": "monitor", "blame": "storage", "generation": 3, "evidence": quote}
-    running.write(FaultRecord(job_id=running.job.id, at=running.zero, kind="memory-none", subject="node n0", **known))
+    known: dict[str, Any] = {"recommended_action": "monitor", "attributed_to": "storage", "generation": 3, "evidence": quote}
+    running.write(FaultRecord(job_id=running.job.id, at=running.zero, kind="memory-none", target="node n0", **known))
     why = f"none: memory-none on node n0 ({quote['quote']})"
     assert f"memory      {why}" in here("status", "gpt-small").stdout
     assert json.loads(here("status", "gpt-small", "--json").stdout)["no_snapshots"] == why
@@ -181,7 +181,7 @@ def test_history_of_a_job_is_in_order(here: Command, running: Author) -> None:
 def test_history_as_json_has_every_row(here: Command, running: Author) -> None:
     """By kind."""
     told = json.loads(here("history", "gpt-small", "--json").stdout)
-    assert [len(told[kind]) for kind in ("generations", "moves", "decisions", "checkpoints", "job_events")] == [3, 5, 3, 1, 1]
+    assert [len(told[kind]) for kind in ("generations", "transitions", "decisions", "checkpoints", "job_events")] == [3, 5, 3, 1, 1]
     assert json.loads(here("history", "--json").stdout)[0]["job"] == "gpt-small"
 
 
@@ -224,8 +224,8 @@ def test_show_has_hypotheses_with_their_evidence(here: Command, running: Author,
     ):
         assert words in text
     assert "40.0%" not in text
-    told = json.loads(here("show", "1", "--job", "gpt-small", "--json").stdout)["verdicts"]
-    assert [one["candidates"][0]["weight"] for one in told] == [0.4, 0.8]
+    told = json.loads(here("show", "1", "--job", "gpt-small", "--json").stdout)["diagnoses"]
+    assert [one["candidates"][0]["confidence"] for one in told] == [0.4, 0.8]
 
 
 def test_show_quotes_a_complete_traceback(here: Command, running: Author) -> None:

@@ -86,7 +86,7 @@ def plant(home: Path, book: History, author: Author, monkeypatch: pytest.MonkeyP
     remark = JobEvent(job_id=author.job.id, at=1.0, text=SAID)
     evidence = {"quote": SAID, "webhook": "https://example.org/" + SECRETS["webhook"], "password": SECRETS["plain"]}
     fault = FaultRecord(
-        job_id=author.job.id, at=1.0, kind="x", recommended_action="record", subject="", blame="", generation=1, evidence=evidence
+        job_id=author.job.id, at=1.0, kind="x", recommended_action="record", target="", attributed_to="", generation=1, evidence=evidence
     )
     rows: list[SQLModel] = [remark, fault]
     with book.session() as session:
@@ -167,7 +167,7 @@ def test_logs_of_other_machines_are_in_it_once_and_without_their_secrets(  # noq
     for folder in (logs, node):
         folder.mkdir(parents=True)
     (logs / "rank-0.log").write_text("x" * 2 * TAIL + SAID)
-    for name in ("rank-2.log", "rank-9.log", "standby-0.log"):
+    for name in ("rank-2.log", "rank-9.log", "hot-spare-0.log"):
         (logs / name).write_text(SAID)
     (node / "agent.log").write_text(SAID)
     monkeypatch.setattr("holdfast.support.bundle.open_cluster", lambda _cluster: RemoteNodes(boxes, reach))
@@ -178,7 +178,7 @@ def test_logs_of_other_machines_are_in_it_once_and_without_their_secrets(  # noq
     assert (described["job"]["name"], described["job"]["environment"]["NCCL_DEBUG"]) == ("gpt-small", "INFO")
     assert described["cluster"]["hosts"] == ["n[0-3]"]
     found = {name.removeprefix("nodes/") for name in texts if name.startswith("nodes/n")}
-    assert found == {"n0/rank-0.log", "n0/agent.log", "n2/rank-2.log", "n0/rank-9.log", "n0/standby-0.log"} | {
+    assert found == {"n0/rank-0.log", "n0/agent.log", "n2/rank-2.log", "n0/rank-9.log", "n0/hot-spare-0.log"} | {
         name.removeprefix("nodes/") for name in texts if name.startswith("nodes/node-1/")
     }
     assert all("step 17 took 0.25 s on node-1" in texts[f"nodes/{name}"] for name in found if "files.txt" not in name)

@@ -115,7 +115,7 @@ class Author:
         self,
         number: int,
         kind: str,
-        subject: str,
+        target: str,
         *,
         seconds: float,
         action: str = "restart-workers",
@@ -126,14 +126,14 @@ class Author:
         at = self.zero + seconds
         reason = f"restart {number} of 3 within 1 h"
         one = Incident(
-            job_id=self.job.id, number=number, kind=kind, subject=subject, fault_at=at, detected_at=at + 0.02, commands_sent_at=at + 0.03,
+            job_id=self.job.id, number=number, kind=kind, target=target, fault_at=at, detected_at=at + 0.02, commands_sent_at=at + 0.03,
             generation_before=number, action=action, step_before=102, reason=reason,
         )  # fmt: skip
         if not is_open:
             one.closed_at, one.outcome, one.downtime_s = at + 0.41, "recovered", 0.31
             one.steps_lost, one.resumed_step, one.generation_after = 2, 100, number + 1
         fault = FaultRecord(
-            job_id=self.job.id, incident_id=one.id, at=at, kind=kind, recommended_action="restart", subject=subject, blame="process",
+            job_id=self.job.id, incident_id=one.id, at=at, kind=kind, recommended_action="restart", target=target, attributed_to="process",
             rank=1,
             node="n0", generation=number, step=102, root=True,
         )  # fmt: skip
@@ -156,23 +156,25 @@ class Author:
         self.write(NodeStatusChange(cluster="local", node=name, at=self.zero + seconds, status=status, reason=reason, job_id=self.job.id))
 
 
-def a_verdict(incident: Incident, weight: float) -> IncidentDiagnosis:
+def a_verdict(incident: Incident, confidence: float) -> IncidentDiagnosis:
     """Return the hypotheses of an incident: a GPU that explains it, and a kill."""
-    seen = {"at": incident.fault_at, "source": "kernel log on n1", "subject": "node n1", "quote": "NVRM: Xid 79"}
-    killed = {"kind": "worker-sigkill", "count": 1, "subjects": ["rank 5 on n2"]}
+    seen = {"at": incident.fault_at, "source": "kernel log on n1", "target": "node n1", "quote": "NVRM: Xid 79"}
+    killed = {"kind": "worker-sigkill", "count": 1, "targets": ["rank 5 on n2"]}
     gpu = {
-        "kind": "gpu-off-bus", "subject": "node n1", "node": "n1", "rank": None, "weight": weight, "blame": "gpu",
+        "kind": "gpu-off-bus", "target": "node n1", "node": "n1", "rank": None, "confidence": confidence, "attributed_to": "gpu",
         "recommended_action": "evict",
         "evidence": [seen], "unexplained": [killed],
-        "explains": [{"kind": "worker-peer-lost", "count": 1000, "subjects": ["rank 0 on n0"]}],
+        "explains": [{"kind": "worker-peer-lost", "count": 1000, "targets": ["rank 0 on n0"]}],
     }  # fmt: skip
     kill = {
-        "kind": "worker-sigkill", "subject": "rank 5 on n2", "node": "n2", "rank": 5, "weight": 1 - weight, "blame": "process",
+        "kind": "worker-sigkill", "target": "rank 5 on n2", "node": "n2", "rank": 5, "confidence": 1 - confidence,
+        "attributed_to": "process",
         "recommended_action": "restart", "explains": [], "unexplained": [],
-        "evidence": [{**seen, "source": "process exit of rank 5", "subject": "rank 5 on n2", "quote": "ended by signal 9"}],
+        "evidence": [{**seen, "source": "process exit of rank 5", "target": "rank 5 on n2", "quote": "ended by signal 9"}],
     }  # fmt: skip
     return IncidentDiagnosis(
-        job_id=incident.job_id, incident_id=incident.id, at=incident.detected_at, kind="gpu-off-bus", subject="node n1", weight=weight,
+        job_id=incident.job_id, incident_id=incident.id, at=incident.detected_at, kind="gpu-off-bus", target="node n1",
+        confidence=confidence,
         reason="gpu-off-bus of node n1: NVRM: Xid 79", candidates=[gpu, kill],
     )  # fmt: skip
 

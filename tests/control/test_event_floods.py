@@ -22,6 +22,7 @@ from holdfast.history import queries
 from holdfast.protocol import LineBuffer, encode
 from tests.control.bare_controller import bare_controller
 from tests.control.test_event_handlers import MEMBERSHIP, Recorded
+from tests.mentions import mentions
 from tests.waiting import wait_until
 
 EVENTS = 20_000
@@ -62,7 +63,7 @@ class Flooding:
                     sock.sendall(encode({"re": order["id"], "ok": True, "agent": "x", "since": order.get("since", 0)}))
                     if order["do"] == "attach":
                         for number in range(order["since"] + 1, EVENTS + 1):
-                            sock.sendall(encode({"seq": number, "event": "storage_error", "padding": "x" * 100}))
+                            sock.sendall(encode({"seq": number, "event": "storage-error", "padding": "x" * 100}))
 
 
 def test_the_waiting_events_of_one_node_are_bounded_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +93,7 @@ def test_a_node_that_reports_endless_problems_does_not_fill_the_history(recorded
     recorded.hearing._rows._most = at_once = 2000
 
     def storage_error(number: int, node: str) -> None:
-        recorded.receives("storage_error", node=node, kind="checkpoint-damaged", path=f"/c/{number}", step=number, why="w")
+        recorded.receives("storage-error", node=node, kind="checkpoint-damaged", path=f"/c/{number}", step=number, why="w")
 
     for number in range(at_once + 5000):
         storage_error(number, "a")
@@ -100,14 +101,14 @@ def test_a_node_that_reports_endless_problems_does_not_fill_the_history(recorded
     assert recorded.recorder.flush(60.0)
     rows = queries.checkpoints(recorded.history, recorded.job.id)
     assert len(rows) == at_once + 1
-    assert len([one for one in recorded.job_events if "the agent of a sends more faults, checkpoints and events" in one]) == 1
+    assert len([one for one in recorded.job_events if mentions(one, "agent of a")]) == 1
     assert len(recorded.run.generations.state.problems) <= 100
     now[0] += 60.0
     for number in range(node_faults.ROWS * 2):
         storage_error(10**7 + number, "a")
     assert recorded.recorder.flush(60.0)
     assert len(queries.checkpoints(recorded.history, recorded.job.id)) == len(rows) + node_faults.ROWS
-    assert len([one for one in recorded.job_events if "the agent of a sends more" in one]) == 1
+    assert len([one for one in recorded.job_events if mentions(one, "agent of a")]) == 1
 
 
 def test_steps_have_a_budget_of_their_own(recorded: Recorded) -> None:

@@ -68,8 +68,8 @@ def a_row(kind: str = "gpu-off-bus", at: float = 1.0, **more: Any) -> FaultRecor
         "incident_id": "i",
         "node": "a",
         "recommended_action": "evict",
-        "subject": "node a",
-        "blame": "gpu",
+        "target": "node a",
+        "attributed_to": "gpu",
         "generation": 1,
     }
     return FaultRecord(kind=kind, at=at, **{**fields, "root": True, "evidence": {}, **more})
@@ -109,10 +109,10 @@ def test_hardware_faults_of_other_jobs_on_the_same_cluster_are_read(tmp_path: Pa
     jobs = [
         Job(id=name, name=name, cluster={"name": where}, directory="", at=0.0) for name, where in (("us", "c"), ("they", "c"), ("far", "d"))
     ]
-    wanted = [a_row(at=10.0, job_id="they"), a_row("node-lost", at=11.0, job_id="they", blame="node")]
+    wanted = [a_row(at=10.0, job_id="they"), a_row("node-lost", at=11.0, job_id="they", attributed_to="node")]
     others = [
         a_row(at=10.0, job_id="us"), a_row(at=10.0, job_id="far"), a_row(at=9.0, job_id="they"), a_row(at=10.0, job_id="they", root=False),
-        a_row(at=10.0, job_id="they", blame="process"), a_row(at=10.0, job_id="they", node=None),
+        a_row(at=10.0, job_id="they", attributed_to="process"), a_row(at=10.0, job_id="they", node=None),
     ]  # fmt: skip
     with history.session() as session:
         session.add_all([*jobs, *wanted, *others])

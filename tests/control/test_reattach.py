@@ -60,7 +60,7 @@ def test_a_kept_process_keeps_its_state_and_starts_with_the_agents_event() -> No
     assert after.step_before == 7
     for rank in (0, 1):
         take(after, "a", an_event("worker.kept", rank, 2, grouped=True), 11.0)
-    take(after, "b", an_event("worker.started", 2, 2, standby=4), 11.0)
+    take(after, "b", an_event("worker.started", 2, 2, hot_spare=4), 11.0)
     assert after.all_started()
     assert not after.all_stepped()
 

@@ -62,10 +62,10 @@ def test_a_replaced_rank_on_an_unreachable_node_is_ended_once_the_node_answers(h
         pid = run_worker(nodes, run.job.id)
         now = time.time()
         row = models.Incident(
-            job_id=run.job.id, number=1, kind="job-hang", subject="rank 1", fault_at=now, detected_at=now, generation_before=1, reason="x"
+            job_id=run.job.id, number=1, kind="job-hang", target="rank 1", fault_at=now, detected_at=now, generation_before=1, reason="x"
         )
         incident = IncidentInWork(row=row, lap_at=now, state=run.generations.state)
-        seat = Placement(rank=1, node="node-0", standby=7)
+        seat = Placement(rank=1, node="node-0", hot_spare=7)
         incident.decision = Decision(action=RecoveryAction.REPLACE_RANKS, reason="rank 1 continues in hot spare 7 on node-0", seats=(seat,))
         assert in_process.isolate(run, incident, incident.decision).event is Event.ISOLATED
         wait_until(lambda: not is_alive(pid, None), seconds=60)

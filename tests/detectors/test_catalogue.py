@@ -9,10 +9,11 @@ from collections.abc import Iterable
 import pytest
 
 from detectors.associations import follows_step
-from detectors.catalogue import CATALOGUE, Blame, Fault, FaultKind, RecommendedAction, register
+from detectors.catalogue import CATALOGUE, Attribution, Fault, FaultKind, RecommendedAction, register
 from detectors.diagnosis import diagnose, see
 from detectors.evidence import LogLine, Sample, WorkerExit
 from detectors.exceptions import PEER_LOST
+from tests.each import each
 
 KINDS = sorted(name for name, entry in CATALOGUE.items() if not isinstance(entry.unhealthy.evidence, LogLine))
 """Kinds that the flow sees; tests/classify has those that stand in logs."""
@@ -25,7 +26,7 @@ def kinds_seen(sample: Sample) -> set[str]:
     return {diagnose(faults).root.kind} if several else {fault.kind for fault in faults}
 
 
-@pytest.mark.parametrize("name", KINDS)
+@each("name", KINDS)
 def test_each_kind_sees_its_own_fault_and_no_other(name: str) -> None:
     """An unhealthy sample raises its own kind alone, its healthy twin does not raise it."""
     assert kinds_seen(CATALOGUE[name].unhealthy) == {name}
@@ -34,14 +35,14 @@ def test_each_kind_sees_its_own_fault_and_no_other(name: str) -> None:
     assert isinstance(healthy.evidence, tuple) or kinds_seen(healthy) == set()
 
 
-@pytest.mark.parametrize("name", KINDS)
+@each("name", KINDS)
 def test_an_id_says_what_happened_in_kebab_case(name: str) -> None:
     """The id is the same string in the log, the database, the command line and the docs."""
     assert re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name)
     assert CATALOGUE[name].id == name
 
 
-@pytest.mark.parametrize("name", KINDS)
+@each("name", KINDS)
 def test_every_entry_is_whole(name: str) -> None:
     """Docs and verdicts print these words: none may be missing, and a cure is no repetition of the title."""
     entry = CATALOGUE[name]
@@ -54,9 +55,9 @@ def test_every_entry_is_whole(name: str) -> None:
     assert 0 <= entry.weight <= 100
 
 
-@pytest.mark.parametrize("name", KINDS)
+@each("name", KINDS)
 def test_a_fault_quotes_its_evidence(name: str) -> None:
-    """A verdict without a quote cannot be judged by a person, one without a signature cannot be compared."""
+    """A diagnosis without a quote cannot be judged by a person, one without a signature cannot be compared."""
     evidence = CATALOGUE[name].unhealthy.evidence
     for fault in see(evidence if isinstance(evidence, tuple) else [evidence], CATALOGUE[name].unhealthy.limits):
         assert fault.quote
@@ -74,19 +75,24 @@ def test_a_level_asks_for_no_more_than_the_blame_bears() -> None:
     """A node leaves only for what speaks against a node, and only the diagnosis calls something the user's error."""
     entries = [CATALOGUE[name] for name in KINDS]
     assert the(one for one in entries if one.recommended_action is RecommendedAction.USER_ERROR) == {"user-error"}
-    assert {one.blame for one in entries if one.recommended_action in (RecommendedAction.EVICT, RecommendedAction.DRAIN)} == {
-        Blame.NODE,
-        Blame.GPU,
-        Blame.STORAGE,
+    assert {one.attributed_to for one in entries if one.recommended_action in (RecommendedAction.EVICT, RecommendedAction.DRAIN)} == {
+        Attribution.NODE,
+        Attribution.GPU,
+        Attribution.STORAGE,
     }
-    assert {one.blame for one in entries if one.recommended_action is RecommendedAction.RESET_GPU} == {Blame.GPU}
+    assert {one.attributed_to for one in entries if one.recommended_action is RecommendedAction.RESET_GPU} == {Attribution.GPU}
     watched = the(
         one
         for one in entries
-        if one.recommended_action in (RecommendedAction.RECORD, RecommendedAction.MONITOR) and one.blame in (Blame.USER_CODE, Blame.NONE)
+        if one.recommended_action in (RecommendedAction.RECORD, RecommendedAction.MONITOR)
+        and one.attributed_to in (Attribution.USER_CODE, Attribution.NONE)
     )
     assert watched == {"loss-not-finite", "loss-spike", "training-frozen"}, "what is only watched speaks against somebody, a loss aside"
-    assert the(one for one in entries if one.blame is Blame.NONE) == {PEER_LOST.id, "recovery-cut-short", "replace-ranks-failed"}
+    assert the(one for one in entries if one.attributed_to is Attribution.NONE) == {
+        PEER_LOST.id,
+        "recovery-cut-short",
+        "replace-ranks-failed",
+    }
 
 
 def test_a_secondary_failure_weighs_less_than_anything_that_may_have_caused_it() -> None:
@@ -112,7 +118,7 @@ def test_a_second_entry_of_one_id_is_refused() -> None:
         register(CATALOGUE["job-hang"])
 
 
-@pytest.mark.parametrize("number", range(1, 65))
+@each("number", range(1, 65))
 def test_every_signal_that_ends_a_worker_has_a_kind(number: int) -> None:
     """A signal is named by its own kind if it has one, and never passes for a good end."""
     (fault,) = see([WorkerExit(node="n0", rank=0, at=0.0, signal=number)], CATALOGUE["job-hang"].unhealthy.limits)
@@ -123,6 +129,6 @@ def test_every_signal_that_ends_a_worker_has_a_kind(number: int) -> None:
 
 def test_a_fault_says_whom_it_was_seen_on() -> None:
     """A rank on its node, a node, or the job as a whole."""
-    assert Fault(kind="job-hang", at=0.0, node="n1", rank=3).subject == "rank 3 on n1"
-    assert Fault(kind="job-hang", at=0.0, node="n1").subject == "node n1"
-    assert Fault(kind="job-hang", at=0.0).subject == "job"
+    assert Fault(kind="job-hang", at=0.0, node="n1", rank=3).target == "rank 3 on n1"
+    assert Fault(kind="job-hang", at=0.0, node="n1").target == "node n1"
+    assert Fault(kind="job-hang", at=0.0).target == "job"

@@ -10,6 +10,7 @@ import pytest
 
 from detectors.evidence import HangLimits, StartFailure, Unknown, WorkerException, WorkerStop
 from tests.detectors.evidence_of import an_echo, an_end, an_error, seen, the_fault
+from tests.mentions import mentions
 
 TRACEBACK = """Traceback (most recent call last):
   File "/job/train.py", line 12, in <module>
@@ -131,7 +132,7 @@ def test_failures_of_one_type_differ_by_the_innermost_location() -> None:
 
 
 def test_an_exit_status_without_a_reason_quotes_the_last_output() -> None:
-    """A command that prints why it ends says it in the verdict."""
+    """A command that prints why it ends says it in the diagnosis."""
     assert the_fault(an_end(code=2, output="usage: train.py\ntrain.py: error: no such argument\n\n")).quote.endswith("no such argument")
     assert the_fault(an_end(code=2, output="\x1b[2J\0\x07")).quote == "exited with status 2"
     assert len(the_fault(an_end(code=2, output="x" * 100_000)).quote) < 300
@@ -178,7 +179,7 @@ def test_an_unreadable_kernel_log_is_reported_as_unknown() -> None:
     """Blind is neither an out-of-memory kill nor the proof that there was none."""
     fault = the_fault(an_end(signal=9, oom=Unknown("/dev/kmsg: Operation not permitted")))
     assert fault.kind == "worker-sigkill"
-    assert "whether memory ran out is unknown: /dev/kmsg: Operation not permitted" in fault.quote
+    assert mentions(fault.quote, "unknown", "/dev/kmsg: Operation not permitted")
 
 
 def test_only_a_kill_can_be_for_want_of_memory() -> None:
@@ -209,7 +210,7 @@ def test_a_stopped_worker_is_a_fault_from_its_grace_on(seconds: float, kinds: li
 def test_a_broken_command_differs_from_a_node_that_cannot_start_it(number: int | None, why: str, kind: str) -> None:
     """One is mended in the job or in a mount, the other by leaving the node."""
     fault = the_fault(StartFailure(node="n0", at=1.0, why=why, errno=number))
-    assert (fault.kind, fault.quote, fault.subject) == (kind, why, "node n0")
+    assert (fault.kind, fault.quote, fault.target) == (kind, why, "node n0")
 
 
 def test_an_end_keeps_rank_node_step_and_time() -> None:
@@ -231,7 +232,7 @@ def test_the_grace_of_a_stopped_worker_is_a_second_unless_the_job_says_otherwise
 
 def test_the_last_line_of_a_rank_is_no_evidence_of_who_killed_it() -> None:
     """Unless it tells of trouble, or the rank ended by itself."""
-    notice = "step 12 loss 3.1\nreplica-behind: /dev/shm/x: 10 snapshots were left out by step 110"
+    notice = "step 12 loss 3.1\nreplica-lag: /dev/shm/x: 10 snapshots were left out by step 110"
     assert the_fault(an_end(signal=9, output=notice)).detail == ""
     assert the_fault(an_end(signal=15, output=notice)).detail == ""
     assert the_fault(an_end(signal=9, output="slurmstepd: error: Exceeded job memory limit")).detail

@@ -1,4 +1,4 @@
-"""Written scenarios of mixed evidence (scenarios.toml): each with the verdict that a person who knows the trade would come to."""
+"""Written scenarios of mixed evidence (scenarios.toml): each with the diagnosis that a person who knows the trade would come to."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
-
 from detectors.catalogue import Fault
 from detectors.diagnosis import Diagnosis, PastFailure, diagnose, see
 from detectors.evidence import CheckpointFailure, HangLimits, LogLine, Progress, StartFailure
@@ -17,9 +15,10 @@ from detectors.gpu_readings import Xid, XidEvent
 from detectors.outputs import said
 from policies.escalation import Case
 from tests.detectors.evidence_of import a_rank, a_silence, an_end, an_error
+from tests.each import each
 
 SCENARIOS: Final[dict[str, dict[str, Any]]] = tomllib.loads(Path(__file__).with_name("scenarios.toml").read_text())
-scenarios = pytest.mark.parametrize("name", SCENARIOS)
+scenarios = each("name", SCENARIOS)
 
 
 def raised(lost: bool = False, **facts: Any) -> object:  # noqa: FBT001, FBT002 (a field of the file)
@@ -58,7 +57,7 @@ def faults_of(name: str) -> list[Fault]:
 
 
 def assess_health(name: str, faults: list[Fault]) -> Diagnosis:
-    """Return the verdict on a scenario."""
+    """Return the diagnosis on a scenario."""
     past = tuple(PastFailure(signature=one["kind"], **one) for one in SCENARIOS[name].get("past", ()))
     members = SCENARIOS[name]["members"]
     ranks = {f"rank {one['rank']}": one["node"] for one in SCENARIOS[name]["evidence"] if "rank" in one and "node" in one}
@@ -75,7 +74,7 @@ def test_the_root_is_the_one_that_a_person_would_name(name: str) -> None:
     assert {"root", "root_in", "root_component"} & scene.keys(), "the scenario expects nothing"
     assert (root.node or "") == scene["on"]
     assert root.entry.recommended_action == scene.get("recommended_action", root.entry.recommended_action)
-    assert root.entry.blame == scene.get("blame", root.entry.blame)
+    assert root.entry.attributed_to == scene.get("attributed_to", root.entry.attributed_to)
 
 
 @scenarios
@@ -90,24 +89,24 @@ def test_secondary_faults_are_distinguished_from_independent_ones(name: str) -> 
 @scenarios
 def test_competing_explanations_are_kept_with_their_weight(name: str) -> None:
     """Behind the root, lighter than it; all weights are shares of one."""
-    scene, verdict = SCENARIOS[name], assess_health(name, faults_of(name))
-    first, *others = verdict.candidates
-    assert first.fault == verdict.root
+    scene, diagnosis = SCENARIOS[name], assess_health(name, faults_of(name))
+    first, *others = diagnosis.candidates
+    assert first.fault == diagnosis.root
     assert set(scene["competing"]) <= {one.fault.kind for one in others}
-    assert all(0.0 < one.weight <= first.weight for one in others)
-    assert first.weight + sum(one.weight for one in others) <= 1.001
+    assert all(0.0 < one.confidence <= first.confidence for one in others)
+    assert first.confidence + sum(one.confidence for one in others) <= 1.001
 
 
 @scenarios
 def test_a_diagnosis_lists_its_evidence_with_time_and_source(name: str) -> None:
     """Each explanation says by what it was seen, when and by whom; no fault of the incident is left out by the root's."""
     faults = faults_of(name)
-    verdict = assess_health(name, faults)
-    for one in verdict.candidates:
+    diagnosis = assess_health(name, faults)
+    for one in diagnosis.candidates:
         assert one.evidence
         assert all(fault.source and fault.quote for fault in one.evidence)
         assert [fault.at for fault in one.evidence] == sorted(fault.at for fault in one.evidence)
-    first = verdict.candidates[0]
+    first = diagnosis.candidates[0]
     accounted = {id(fault) for fault in (*first.evidence, *first.explains, *first.unexplained)}
     assert {id(fault) for fault in faults} <= accounted
 
@@ -124,12 +123,12 @@ def test_the_node_that_is_sick_is_the_one_that_leaves(name: str) -> None:
 def test_the_order_in_which_evidence_comes_in_changes_no_diagnosis(name: str) -> None:
     """Agents speak over connections of their own."""
     faults, dice = faults_of(name), random.Random(7)
-    verdict = assess_health(name, faults)
+    diagnosis = assess_health(name, faults)
     for _ in range(8):
         dice.shuffle(faults)
         again = assess_health(name, faults)
-        assert (again.root.kind, again.root.subject, again.root.at) == (verdict.root.kind, verdict.root.subject, verdict.root.at)
-        assert [one.weight for one in again.candidates] == [one.weight for one in verdict.candidates]
+        assert (again.root.kind, again.root.target, again.root.at) == (diagnosis.root.kind, diagnosis.root.target, diagnosis.root.at)
+        assert [one.confidence for one in again.candidates] == [one.confidence for one in diagnosis.candidates]
 
 
 def test_there_are_enough_scenarios() -> None:

@@ -12,6 +12,7 @@ import pytest
 from detectors.evidence import StepBreakdown, StepBreakdowns, StepTimes
 from detectors.stragglers import cost_of
 from tests.detectors.evidence_of import seen, the_fault
+from tests.mentions import mentions
 
 BLOCK = 8
 """Steps of a block."""
@@ -31,10 +32,10 @@ class Job:
         """Go on for so many blocks of steps."""
         for _ in range(blocks):
             steps = [self.step() for _ in range(BLOCK)]
-            for rank, paces in self.blocks.items():
+            for rank, timings in self.blocks.items():
                 told = [step[rank] for step in steps]
                 own, talk, data = (median(getattr(one, name) for one in told) for name in ("own", "talk", "data"))
-                paces.append(StepBreakdown(own=own, talk=talk, data=data))
+                timings.append(StepBreakdown(own=own, talk=talk, data=data))
         return self
 
     def step(self) -> dict[int, StepBreakdown]:
@@ -48,10 +49,10 @@ class Job:
         self.times.append((len(self.times) + 1, last + max(self.talk.values())))
         return {rank: StepBreakdown(own=own[rank], talk=last - arrives[rank] + self.talk[rank], data=self.data[rank]) for rank in own}
 
-    def paces(self) -> StepBreakdowns:
+    def timings(self) -> StepBreakdowns:
         """Return what the flow would hand to the detectors now."""
-        first = {rank: tuple(paces[1:9]) for rank, paces in self.blocks.items()}
-        recent = {rank: tuple(paces[1:][-16:]) for rank, paces in self.blocks.items()}
+        first = {rank: tuple(timings[1:9]) for rank, timings in self.blocks.items()}
+        recent = {rank: tuple(timings[1:][-16:]) for rank, timings in self.blocks.items()}
         nodes = {rank: f"n{rank // 2}" for rank in self.work}
         return StepBreakdowns(at=0.0, step=len(self.times), nodes=nodes, first=first, blocks=recent, roles=self.roles)
 
@@ -80,7 +81,7 @@ def test_a_clean_run_is_never_accused(name: str, seed: int) -> None:
     job = Job(work, seed=seed, **more)  # type: ignore[arg-type]
     for _ in range(150):
         job.go(1)
-        assert seen(job.paces(), job.step_times()) == []
+        assert seen(job.timings(), job.step_times()) == []
 
 
 @pytest.mark.parametrize("name", CLEAN)
@@ -91,21 +92,21 @@ def test_a_rank_that_computes_slowly_is_named(name: str, rank: int) -> None:
     job = Job(work, **more).go(20)  # type: ignore[arg-type]
     job.work[rank] = 2.0 * max(job.work.values())
     job.go(10)
-    assert {(fault.kind, fault.rank) for fault in seen(job.paces())} == {("straggler-gpu", rank)}
+    assert {(fault.kind, fault.rank) for fault in seen(job.timings())} == {("straggler-gpu", rank)}
 
 
 def test_a_straggler_from_the_first_step_is_named_by_its_peers() -> None:
     """There is no earlier time to compare with."""
-    fault = the_fault(Job({0: 0.3, 1: 0.3, 2: 0.48, 3: 0.3}, **COPIES).go(10).paces())  # type: ignore[arg-type]
+    fault = the_fault(Job({0: 0.3, 1: 0.3, 2: 0.48, 3: 0.3}, **COPIES).go(10).timings())  # type: ignore[arg-type]
     assert (fault.kind, fault.rank, fault.node) == ("straggler-gpu", 2, "n1")
-    assert "its computing is slow, not its links" in fault.quote
+    assert mentions(fault.quote, "computing is slow")
 
 
 def test_a_rank_without_waiting_peers_is_no_straggler() -> None:
     """The last stage has more to do, and the others have as much to wait for elsewhere."""
-    paces = {0: StepBreakdown(own=0.3, talk=0.02), 1: StepBreakdown(own=0.42, talk=0.3), 2: StepBreakdown(own=0.3, talk=0.02)}
-    blocks = {rank: (pace,) * 9 for rank, pace in paces.items()}
-    assert seen(StepBreakdowns(at=0.0, step=90, nodes=dict.fromkeys(paces, "n0"), first=blocks, blocks=blocks, roles=((0, 1, 2),))) == []
+    timings = {0: StepBreakdown(own=0.3, talk=0.02), 1: StepBreakdown(own=0.42, talk=0.3), 2: StepBreakdown(own=0.3, talk=0.02)}
+    blocks = {rank: (timing,) * 9 for rank, timing in timings.items()}
+    assert seen(StepBreakdowns(at=0.0, step=90, nodes=dict.fromkeys(timings, "n0"), first=blocks, blocks=blocks, roles=((0, 1, 2),))) == []
 
 
 def test_a_few_slow_steps_are_no_straggler() -> None:
@@ -113,23 +114,23 @@ def test_a_few_slow_steps_are_no_straggler() -> None:
     job = Job(dict.fromkeys(range(4), 0.3), **COPIES).go(20)  # type: ignore[arg-type]
     job.work[1] = 0.6
     job.go(4)
-    assert seen(job.paces()) == []
+    assert seen(job.timings()) == []
 
 
 def test_slow_links_are_distinguished_from_slow_computation() -> None:
     """All wait for longer, the last one to come too, and nobody works longer."""
     job = Job(dict.fromkeys(range(4), 0.3), **COPIES).go(20)  # type: ignore[arg-type]
     job.talk = dict.fromkeys(job.talk, 0.2)
-    fault = the_fault(job.go(10).paces())
+    fault = the_fault(job.go(10).timings())
     assert (fault.kind, fault.rank) == ("straggler-network", None)
-    assert "links are slow, not computing" in fault.quote
+    assert mentions(fault.quote, "links are slow")
 
 
 def test_a_job_whose_batches_grew_has_no_slow_links() -> None:
     """All work longer and talk longer: that is the script's doing."""
     job = Job(dict.fromkeys(range(4), 0.3), **COPIES).go(20)  # type: ignore[arg-type]
     job.work, job.talk = dict.fromkeys(range(4), 0.6), dict.fromkeys(range(4), 0.3)
-    assert seen(job.go(10).paces()) == []
+    assert seen(job.go(10).timings()) == []
 
 
 @pytest.mark.parametrize(("late", "kind"), [((0, 1, 2, 3), "data-stall"), ((2, 3), "straggler-host")])
@@ -137,7 +138,7 @@ def test_slow_data_loading_is_attributed_to_node_or_storage(late: tuple[int, ...
     """All ranks: the storage. The ranks of one node: that node."""
     job = Job(dict.fromkeys(range(4), 0.3), **COPIES).go(12)  # type: ignore[arg-type]
     job.data |= dict.fromkeys(late, 0.3)
-    assert the_fault(job.go(10).paces()).kind == kind
+    assert the_fault(job.go(10).timings()).kind == kind
 
 
 def test_a_lasting_slowdown_is_reported() -> None:
@@ -159,14 +160,14 @@ def test_a_checkpoint_every_few_steps_makes_no_job_slow() -> None:
 def test_what_a_straggler_costs_is_what_the_others_wait_for_it() -> None:
     """By its peers; with its data; nothing of a rank that holds nobody up, or that nobody can compare."""
     slow = Job({0: 0.3, 1: 0.3, 2: 0.5, 3: 0.3}, **COPIES, jitter=0.02).go(20)  # type: ignore[arg-type]
-    found = cost_of(slow.paces(), 2)
+    found = cost_of(slow.timings(), 2)
     assert found is not None
     assert found == pytest.approx((0.52, 0.2), rel=0.2)
-    idle = cost_of(slow.paces(), 1)
+    idle = cost_of(slow.timings(), 1)
     assert idle is not None
     assert idle[1] == 0.0
-    paces = {rank: StepBreakdown(own=0.3, talk=0.3 if rank else 0.05, data=0.0 if rank else 0.25) for rank in range(3)}
-    blocks = {rank: (pace,) * 9 for rank, pace in paces.items()}
-    late = StepBreakdowns(at=0.0, step=90, nodes=dict.fromkeys(paces, "n0"), first=blocks, blocks=blocks, roles=((0, 1, 2),))
+    timings = {rank: StepBreakdown(own=0.3, talk=0.3 if rank else 0.05, data=0.0 if rank else 0.25) for rank in range(3)}
+    blocks = {rank: (timing,) * 9 for rank, timing in timings.items()}
+    late = StepBreakdowns(at=0.0, step=90, nodes=dict.fromkeys(timings, "n0"), first=blocks, blocks=blocks, roles=((0, 1, 2),))
     assert cost_of(late, 0) == pytest.approx((0.6, 0.25))
     assert cost_of(late, 7) is None

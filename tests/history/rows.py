@@ -44,13 +44,13 @@ def a_step(job: str, step: int, **fields: Any) -> StepRecord:
 
 def an_incident(job: str, number: int, **fields: Any) -> Incident:
     """Return an incident."""
-    known = {"kind": "killed", "subject": "rank 0", "fault_at": 1.0, "detected_at": 1.1, "generation_before": 1}
+    known = {"kind": "killed", "target": "rank 0", "fault_at": 1.0, "detected_at": 1.1, "generation_before": 1}
     return Incident(**{"job_id": job, "number": number, **known, **fields})
 
 
 def a_fault(job: str, **fields: Any) -> FaultRecord:
     """Return a fault."""
-    known = {"at": 1.0, "kind": "killed", "recommended_action": "restart", "subject": "rank 0", "blame": "unknown", "generation": 1}
+    known = {"at": 1.0, "kind": "killed", "recommended_action": "restart", "target": "rank 0", "attributed_to": "unknown", "generation": 1}
     return FaultRecord(**{"job_id": job, **known, **fields})
 
 

@@ -71,14 +71,14 @@ class RecordedCordons(Wards):
 
     def run_out(self, name: str) -> int:
         """Let any word, one that comes to nothing, settle what has run out."""
-        before = self.read(name).moves
+        before = self.read(name).transitions
         self.say(name, lambda _, __: OutOfDate("nothing"))
-        return self.read(name).moves - before
+        return self.read(name).transitions - before
 
     def counters_never_fall(self, before: Node, after: Node, moves: int | None = None) -> None:
         """See that no row goes: they are the counters."""
         assert after.number >= before.number
-        assert after.moves >= before.moves
+        assert after.transitions >= before.transitions
         with self.history.session() as session:
             rows = (
                 session.exec(select(func.count()).select_from(NodeCordon)).one()

@@ -16,8 +16,8 @@ def swept(history: History, node: str, at: float, reading: NodeReading | None) -
     """Keep what a sweep found of one node."""
     before = latest_health(history, "c").get(node, KnownHealth())
     found = reading or UnansweredProbe(times=3, why="refused")
-    told = assess_health(NodeProbe(node=node, at=at, seconds=0.1, found=found), before.verdict, before.reading)
-    change = health_change(before.verdict, told)
+    told = assess_health(NodeProbe(node=node, at=at, seconds=0.1, found=found), before.assessment, before.reading)
+    change = health_change(before.assessment, told)
     save_sweep(history, "c", {node: told}, [change] if change else [], {node: reading} if reading else {})
     return told
 
@@ -30,11 +30,11 @@ def test_a_sweep_is_known_to_the_next_one(history: History) -> None:
     second = swept(history, "a", 20.0, None)
     third = swept(history, "a", 30.0, None)
     known = latest_health(history, "c")["a"]
-    assert known.verdict == third
+    assert known.assessment == third
     assert known.reading == reading
     assert health_by_node(history, "c") == {"a": third}
-    assert (first.status, second.status, third.since) == ("ok", "unreachable", 20.0)
-    assert [(one.at, one.before, one.after) for one in verdict_changes(history, "c")] == [(20.0, "ok", "unreachable")]
+    assert (first.status, second.status, third.since) == ("healthy", "unreachable", 20.0)
+    assert [(one.at, one.before, one.after) for one in verdict_changes(history, "c")] == [(20.0, "healthy", "unreachable")]
     assert verdict_changes(history, "b") == []
     assert health_by_node(history, "another") == {}
 
@@ -49,5 +49,5 @@ def test_unreadable_samples_are_ignored(history: History, damage: dict[str, obje
             setattr(row, name, value)
         session.add(row)
     known = latest_health(history, "c")["a"]
-    assert None in {known.verdict, known.reading}
-    assert swept(history, "a", 20.0, NodeReading(node="a", at=15.0)).status == "ok"
+    assert None in {known.assessment, known.reading}
+    assert swept(history, "a", 20.0, NodeReading(node="a", at=15.0)).status == "healthy"

@@ -47,9 +47,9 @@ def test_text_that_no_database_holds_is_written_readably(history: History) -> No
     """A worker's last words may be binary."""
     evidence = {"tail": "a\0b\ud800", "losses": [math.nan, math.inf], "more": {"x": (1, b"raw")}}
     with history.session() as session:
-        session.add(a_fault("j1", subject="rank\0 0 \udcff", evidence=evidence))
+        session.add(a_fault("j1", target="rank\0 0 \udcff", evidence=evidence))
     (fault,) = queries.faults(history, "j1")
-    assert fault.subject == "rank\\0 0 \\udcff"
+    assert fault.target == "rank\\0 0 \\udcff"
     assert fault.evidence == {"tail": "a\\0b\\ud800", "losses": ["NaN", "Infinity"], "more": {"x": [1, "b'raw'"]}}
 
 

@@ -123,9 +123,9 @@ def test_of_two_processes_that_find_no_tables_one_makes_them(history_url: str, c
     assert [one.hear() for one in children] == ["opened 0"] * 2
 
 
-@pytest.mark.parametrize("revision", ["0016", "0100"])
+@pytest.mark.parametrize("revision", ["0016", "0100", "0101"])
 def test_a_history_of_an_earlier_revision_is_refused_and_unchanged(history_url: str, revision: str) -> None:
-    """Tables up to revision 0100 have other names, and are not migrated."""
+    """Tables up to revision 0101 have other names, and are not migrated."""
     engine = create_engine(history_url.replace("postgresql:", "postgresql+psycopg:"))
     with engine.begin() as connection:
         connection.execute(text(f"CREATE TABLE {schema.VERSION_TABLE} (version_num VARCHAR(32) NOT NULL)"))
@@ -133,7 +133,7 @@ def test_a_history_of_an_earlier_revision_is_refused_and_unchanged(history_url: 
         connection.execute(text("CREATE TABLE job (id VARCHAR NOT NULL PRIMARY KEY)"))
         connection.execute(text("INSERT INTO job VALUES ('j1')"))
     for create in (True, False):
-        with pytest.raises(HistoryTooOld, match=rf"{revision}.*0101.*Nothing was changed.*HOLDFAST_HISTORY"):
+        with pytest.raises(HistoryTooOld, match=rf"{revision}.*0102.*Nothing was changed.*HOLDFAST_HISTORY"):
             History.open(history_url, create=create)
     with engine.connect() as connection:
         assert {*inspect(connection).get_table_names()} == {schema.VERSION_TABLE, "job"}

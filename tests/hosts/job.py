@@ -42,7 +42,7 @@ def set_up(rack: Rack) -> None:
 
 
 class HostJob:
-    """A job on all hosts of a rack: all but *spare* train, one rank each; the spare ones have a warm standby."""
+    """A job on all hosts of a rack: all but *spare* train, one rank each; the spare ones have a hot spare."""
 
     def __init__(
         self, rack: Rack, place: Path, environment: Mapping[str, str], *, spare: int = 1, pace: float = 0.05, **given: Any
@@ -157,7 +157,7 @@ class HostJob:
 
     def step(self) -> int:
         """Return the newest step that every rank is done with."""
-        return notes.newest(self.done())
+        return notes.newest_step(self.place, self.ranks)
 
     def host_of(self, rank: int) -> Host:
         """Return the host on which *rank* lives."""
@@ -185,12 +185,12 @@ class HostJob:
         self.until(lambda: self.step() >= until, f"step {until}")
 
     def settles(self, steps: int = 3) -> None:
-        """Wait until training runs, with a standby parked on a spare host if there is to be one, and makes some further *steps*."""
-        self.until(lambda: self.state() == "RUNNING" and self.parked() >= self.waits, "a job that runs, and its standby")
+        """Wait until training runs, with a hot spare ready on a spare host if there is to be one, and makes some further *steps*."""
+        self.until(lambda: self.state() == "RUNNING" and self.parked() >= self.waits, "a job that runs, and its hot spare")
         self.runs(steps)
 
     def parked(self) -> int:
-        """Return how many standbys wait for a rank: on spare hosts, where the job is to have some."""
+        """Return how many hot spares wait for a rank: on spare hosts, where the job is to have some."""
         return self.chaos.parked(but=self.generation().ranks if self.has_spare else ())
 
     def stands_by(self, number: int) -> bool:

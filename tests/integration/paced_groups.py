@@ -20,13 +20,13 @@ link = importlib.import_module("holdfast.runtime.agent_client").link
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--pace", type=float, default=0.02)
-parser.add_argument("--each", default="", help="statement to run in each step; knows rank, generation, step, standby")
-parser.add_argument("--on", default="", help="statement to run on an order; knows order, rank, standby, line")
+parser.add_argument("--each", default="", help="statement to run in each step; knows rank, generation, step, hot_spare")
+parser.add_argument("--on", default="", help="statement to run on an order; knows order, rank, hot_spare, line")
 given = parser.parse_args()
 
 env = os.environ
-standby = env.get("HOLDFAST_STANDBY")
-joins = standby is not None or env.get("HOLDFAST_FRESH") == "1"
+hot_spare = env.get("HOLDFAST_HOT_SPARE")
+joins = hot_spare is not None or env.get("HOLDFAST_FRESH") == "1"
 folder = Path(env["HOLDFAST_CHECKPOINT_DIR"])
 folder.mkdir(parents=True, exist_ok=True)
 orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -66,7 +66,7 @@ def await_regroup() -> None:
 
 def regroup(order: dict[str, Any]) -> bool:
     """Join a generation: meet the others, go on from the lowest step; return whether that came to something."""
-    global rank, generation, step, joins, standby
+    global rank, generation, step, joins, hot_spare
     begin = time.monotonic()
     env.update(order.get("environment") or {})
     was_new, rank, generation = joins, order["rank"], order["generation"]
@@ -83,9 +83,9 @@ def regroup(order: dict[str, Any]) -> bool:
     step = min(int((folder / f"met-{generation}-{other}").read_text()) for other in survivors)
     if was_new and joins:
         line.report("groups")
-    if standby is not None:
+    if hot_spare is not None:
         line.report("coverage", calls=2, foreseen=2, kinds=1, first_met=[])
-    joins, standby = False, None
+    joins, hot_spare = False, None
     line.mark("group", time.monotonic() - begin)
     line.mark("load", 0.0)
     line.report(
@@ -133,8 +133,8 @@ def change_over() -> None:
 
 
 def park() -> None:
-    """Wait as a standby for a rank: that of a lost process, or of one that leaves."""
-    global rank, generation, step, joins, standby
+    """Wait as a hot spare for a rank: that of a lost process, or of one that leaves."""
+    global rank, generation, step, joins, hot_spare
     roles = line_roles()
     line.report("parked", roles=roles, role=int(env["HOLDFAST_WAITING_ROLE"]), seconds=0.1, rss=1, coverage={})
     while True:
@@ -151,7 +151,7 @@ def park() -> None:
                 time.sleep(0.002)
             if not handed.exists():
                 continue
-            step, generation, joins, standby = int(handed.read_text()), number, False, None
+            step, generation, joins, hot_spare = int(handed.read_text()), number, False, None
             line.rank, line.generation = rank, number
             line.report("switched", generation=number, step=step, seconds=0.01, bytes=8)
             line.resumed(step, None)
@@ -165,14 +165,14 @@ def orders_allow() -> bool:
 
 
 def line_roles() -> list[list[int]]:
-    """Return the roles that this standby was told of."""
+    """Return the roles that this hot spare was told of."""
     roles: list[list[int]] = json.loads(env["HOLDFAST_ROLES"])
     return roles
 
 
 line.listen(orders.put)
 line.hello()
-if standby is not None:
+if hot_spare is not None:
     park()
 elif joins:
     await_regroup()

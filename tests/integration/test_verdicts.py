@@ -47,7 +47,7 @@ def test_what_nothing_knows_is_kept_with_its_context_and_a_sick_node_is_left(sta
     assert "flux capacitor 12 out of phase" in unknown.evidence["detail"]
     assert "status 37" in unknown.evidence["detail"]
 
-    assert (second.kind, second.subject, second.action) == ("gpu-memory-double-bit", "node node-0", "replace-node")
+    assert (second.kind, second.target, second.action) == ("gpu-memory-double-bit", "node node-0", "replace-node")
     told = {(one.node, one.incident_id, one.root) for one in faults(play, "gpu-memory-double-bit")}
     assert ("node-0", second.id, True) in told, told
     weighed = verdict(play, second.id).candidates

@@ -15,7 +15,7 @@ def a_verdict(kind: str = "worker-sigkill", node: str | None = "a", *beside: tup
     """Return the verdict that *kind* on *node* is the root; *beside* it kinds and nodes of other faults."""
     root = Fault(kind=kind, at=NOW - 1, node=node, quote="what was seen")
     others = tuple(Fault(kind=other, at=NOW, node=where, quote="also seen") for other, where in beside)
-    return Diagnosis(root=root, secondary_failures=others, reason=f"{kind} of {root.subject}: what was seen")
+    return Diagnosis(root=root, secondary_failures=others, reason=f"{kind} of {root.target}: what was seen")
 
 
 def a_recovery(

@@ -33,9 +33,9 @@ CAN = DrainView(now=NOW, room=True, save=30.0)
         (DRAIN, replace(CAN, blocked_reason="the groups are not Holdfast's own"), DrainAction.STAY, "the groups are not Holdfast's own"),
         (
             DRAIN,
-            replace(CAN, tried=NOW - 1, outcome="standby 3 is lost"),
+            replace(CAN, tried=NOW - 1, outcome="hot spare 3 is lost"),
             DrainAction.STAY,
-            "a migration failed: standby 3 is lost",
+            "a migration failed: hot spare 3 is lost",
         ),
         (DRAIN, replace(CAN, tried=NOW - AGAIN), DrainAction.MOVE, "new fan"),
         (DRAIN, replace(CAN, now=NOW + 559), DrainAction.MOVE, "new fan"),

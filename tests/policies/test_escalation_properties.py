@@ -57,7 +57,7 @@ def cases(draw: st.DrawFn) -> Case:
         blocked_reason=draw(st.sampled_from(["", "its groups are not ours"])),
         ranks=ranks,
         dead=frozenset(draw(st.sets(st.sampled_from(sorted(home)), max_size=2))),
-        standbys=tuple(
+        hot_spares=tuple(
             HotSpare(id=number, node=node, role=draw(st.sampled_from([None, 0, 1])))
             for number, node in enumerate(draw(st.lists(st.sampled_from(NODES), max_size=4)))
         ),
@@ -168,7 +168,7 @@ def test_a_rung_that_failed_is_not_tried_again_while_no_node_was_lost(policy: st
 
 @given(A_POLICY, cases())
 def test_replace_ranks_replaces_exactly_the_unhealthy_ranks(policy: str, case: Case) -> None:
-    """Somebody lives on; each unhealthy rank has one place, on a node that can hold it; no standby becomes two ranks."""
+    """Somebody lives on; each unhealthy rank has one place, on a node that can hold it; no hot spare becomes two ranks."""
     answer = decide(POLICIES[policy], case)
     case, decision = answer.case, answer.decision
     if decision.action is not RecoveryAction.REPLACE_RANKS:
@@ -178,10 +178,10 @@ def test_replace_ranks_replaces_exactly_the_unhealthy_ranks(policy: str, case: C
     ranks = {rank for held in case.ranks.values() for rank in held}
     assert {seat.rank for seat in decision.seats} == unhealthy_ranks(case) < ranks
     assert not {seat.node for seat in decision.seats} & case.leaving
-    used = [seat.standby for seat in decision.seats if seat.standby is not None]
+    used = [seat.hot_spare for seat in decision.seats if seat.hot_spare is not None]
     assert len(set(used)) == len(used)
-    nodes = {one.id: one.node for one in case.standbys}
-    assert all(nodes[seat.standby] == seat.node for seat in decision.seats if seat.standby is not None)
+    nodes = {one.id: one.node for one in case.hot_spares}
+    assert all(nodes[seat.hot_spare] == seat.node for seat in decision.seats if seat.hot_spare is not None)
     after = membership_after({node: list(held) for node, held in case.ranks.items()}, decision.seats)
     assert sorted(rank for held in after.values() for rank in held) == sorted(ranks)
     assert not set(after) & case.leaving

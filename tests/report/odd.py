@@ -91,7 +91,7 @@ def failed(history: History) -> Job:
     on.record_event(HOSTILE)
     on.stand(HOSTILE, "lost", HOSTILE)
     evidence = {"detail": HOSTILE + "\n" + HOSTILE, HOSTILE: [HOSTILE]}
-    fault = on.fault("user-error", HOSTILE, recommended_action="user-error", blame="user_code", root=True, evidence=evidence)
+    fault = on.fault("user-error", HOSTILE, recommended_action="user-error", attributed_to="user_code", root=True, evidence=evidence)
     incident = on.suffer(1, [fault], detect=0.03, reason=HOSTILE)
     on.decide(incident, "fail", HOSTILE, HOSTILE, act={HOSTILE: HOSTILE}, passed_over={HOSTILE: HOSTILE})
     incident.kind, incident.outcome, incident.closed_at = HOSTILE, "gave-up", on.clock

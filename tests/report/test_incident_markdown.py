@@ -102,7 +102,7 @@ def test_the_root_comes_first_whatever_came_first(killed: IncidentCase) -> None:
 
 def test_an_incident_that_is_only_open_is_said_to_be() -> None:
     """Nothing decided, nothing timed, nothing closed."""
-    incident = Incident(job_id="j", number=7, kind="job-hang", subject="job", fault_at=10.0, detected_at=12.5, generation_before=3)
+    incident = Incident(job_id="j", number=7, kind="job-hang", target="job", fault_at=10.0, detected_at=12.5, generation_before=3)
     written = _written(IncidentCase(incident=incident, faults=[], decisions=[], phases=[]))
     for words in (
         "# Incident 7: the job hung: no rank made progress, recovery under way",
@@ -122,7 +122,7 @@ def _saying(text: str) -> str:
         job_id="j",
         number=1,
         kind=text,
-        subject=text,
+        target=text,
         fault_at=0.0,
         detected_at=0.0,
         generation_before=1,
@@ -131,7 +131,9 @@ def _saying(text: str) -> str:
         reason=text,
     )
     evidence = {text + "x": " ".join(text.split()) + "x", "detail": f"first\n{text}"}
-    fault = FaultRecord(job_id="j", at=0.0, kind=text, recommended_action=text, subject=text, blame=text, generation=1, evidence=evidence)
+    fault = FaultRecord(
+        job_id="j", at=0.0, kind=text, recommended_action=text, target=text, attributed_to=text, generation=1, evidence=evidence
+    )
     echo = fault.model_copy(update={"id": "echo"})
     fault.root = True
     act = {"node": text + "x"}
@@ -186,7 +188,7 @@ def test_it_says_how_the_incident_was_explained(killed: IncidentCase) -> None:
 @given(text=st.text(min_size=1))
 def test_no_evidence_of_an_explanation_changes_the_shape(text: str) -> None:
     """Quotes come from strangers."""
-    incident = Incident(job_id="1", number=1, kind="k", subject="s", fault_at=1.0, detected_at=2.0, generation_before=1)
+    incident = Incident(job_id="1", number=1, kind="k", target="s", fault_at=1.0, detected_at=2.0, generation_before=1)
     shapes = []
     for words in (f"x{text}", "word"):
         verdict = a_verdict(incident, 0.8)

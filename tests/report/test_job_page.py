@@ -18,7 +18,7 @@ def facts(**more: Any) -> JobFacts:
     """Return what is known of a job that trains."""
     known: dict[str, Any] = {
         "job": "gpt", "cluster": "lab", "host": "head", "began": 1000.0, "state": "RUNNING", "reason": "all ranks are at work",
-        "step": 120, "until": 400, "loss": 0.00833, "pace": 2.2, "ranks": {"node-0": (0,), "node-2": (1,)}, "spares": ("node-3",),
+        "step": 120, "until": 400, "loss": 0.00833, "step_time": 2.2, "ranks": {"node-0": (0,), "node-2": (1,)}, "spares": ("node-3",),
         "hot_spares": {"node-3": 1}, "run_link": "http://ui/run", "incident_link": lambda number: f"http://ui/{number}",
     }  # fmt: skip
     return JobFacts(**{**known, **more})
@@ -65,7 +65,7 @@ QUESTION = ApprovalRequest(
     ("more", "action"),
     [
         ({"isolated": {"node-1": "quarantined by job gpt: Xid 79"}}, "node-1 is out of service: quarantined by job gpt: Xid 79"),
-        ({"approval": QUESTION}, "answer question 7: may it go?. \\`holdfast approve 7\\`"),
+        ({"approval": QUESTION}, "answer approval 7: may it go?. \\`holdfast approve 7\\`"),
         ({"state": "WAITING", "reason": "no node is free"}, "the job waits: no node is free"),
         ({"state": "FAILED", "cases": [ended(outcome="gave-up")]}, "then run the job again: \\`holdfast run gpt.yaml\\`"),
         ({"state": "FAILED", "reason": "no nodes"}, "see why (no nodes), then run the job again"),

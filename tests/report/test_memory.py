@@ -26,8 +26,8 @@ def a_fault(kind: str, generation: int = 2) -> FaultRecord:
         at=1.0,
         kind=kind,
         recommended_action="monitor",
-        subject="node n1",
-        blame="storage",
+        target="node n1",
+        attributed_to="storage",
         generation=generation,
         evidence=quoted,
     )

@@ -33,16 +33,17 @@ def an_incident(number: int = 1, **facts: Any) -> IncidentCase:
         "reason": "ended by signal 9",
         "id": f"i{number}",
         "kind": "worker-sigkill",
-        "subject": "rank 1 on node-1",
+        "target": "rank 1 on node-1",
         "fault_at": 50_531.0,
         "detected_at": 50_531.1,
     }
     incident = Incident(job_id="j", number=number, generation_before=1, **{**known, **facts})
     fault = FaultRecord(
-        job_id="j", at=0.0, kind=incident.kind, recommended_action="restart", subject=incident.subject, blame="process", generation=1,
+        job_id="j", at=0.0, kind=incident.kind, recommended_action="restart", target=incident.target, attributed_to="process",
+        generation=1,
         root=True, node="node-1", evidence={"quote": TRACEBACK},
     )  # fmt: skip
-    act = {"seats": [{"rank": 1, "node": "node-2", "standby": 0}]}
+    act = {"seats": [{"rank": 1, "node": "node-2", "hot_spare": 0}]}
     decision = DecisionRecord(
         job_id="j", incident_id=incident.id, at=0.0, action="replace-ranks", rule="ReplaceRanks", reason="it can", act=act
     )
@@ -147,7 +148,7 @@ def test_a_question_is_told_at_once_and_so_is_its_answer() -> None:
         at=0.0, until=60.0,
     )  # fmt: skip
     (told,) = desk.asked(question, "`holdfast approve 7`")
-    assert (told.level, told.subject) == (NotificationLevel.ATTENTION, "[lab/gpt] question 7: may n1, n2 be isolated?")
+    assert (told.level, told.subject) == (NotificationLevel.ATTENTION, "[lab/gpt] approval 7: may n1, n2 be isolated?")
     assert "`holdfast approve 7`" in told.text
     (answered,) = desk.answered(question, "keep n1, n2 by ann")
     assert (answered.id, answered.level) == (told.id, NotificationLevel.RESOLVED)

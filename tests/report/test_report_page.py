@@ -234,25 +234,25 @@ def _bare(text: str) -> JobHistory:
     job = Job(name=text, spec={"script": text, "policy": text}, cluster={"name": text}, directory=text, at=filled.BEGAN)
     move = JobTransition(job_id=job.id, at=filled.BEGAN, before=text, event=text, after="FAILED", reason=text, generation=1)
     incident = Incident(
-        job_id=job.id, number=1, kind=text, subject=text, fault_at=1.0, detected_at=2.0, generation_before=1, action=text, outcome=text
+        job_id=job.id, number=1, kind=text, target=text, fault_at=1.0, detected_at=2.0, generation_before=1, action=text, outcome=text
     )
     evidence = {text: text, "lines": [text, text], "deep": {text: [text]}}
     fault = FaultRecord(
-        job_id=job.id, at=1.0, kind=text, recommended_action=text, subject=text, blame=text, generation=1, evidence=evidence
+        job_id=job.id, at=1.0, kind=text, recommended_action=text, target=text, attributed_to=text, generation=1, evidence=evidence
     )
-    symptom = {"kind": text, "count": 1, "subjects": [text]}
-    seen = {"at": 1.0, "source": text, "subject": text, "quote": text}
+    symptom = {"kind": text, "count": 1, "targets": [text]}
+    seen = {"at": 1.0, "source": text, "target": text, "quote": text}
     weighed = {
         "kind": text,
-        "subject": text,
-        "weight": 0.5,
-        "blame": text,
+        "target": text,
+        "confidence": 0.5,
+        "attributed_to": text,
         "evidence": [seen],
         "explains": [symptom],
         "unexplained": [symptom],
     }
     verdict = IncidentDiagnosis(
-        job_id=job.id, incident_id=incident.id, at=1.0, kind=text, subject=text, weight=0.5, reason=text, candidates=[weighed, weighed]
+        job_id=job.id, incident_id=incident.id, at=1.0, kind=text, target=text, confidence=0.5, reason=text, candidates=[weighed, weighed]
     )
     case = IncidentCase(incident=incident, faults=[fault], decisions=[], phases=[], diagnoses=[verdict])
     number, real = np.empty(0, dtype=np.int64), np.empty(0)

@@ -18,7 +18,7 @@ class AgentDouble:
     def __init__(self, path: Path, *, leave: bool = True, reading: bool = True) -> None:
         self.path, self.leave = path, leave
         self.silent = False
-        self.pace: int | None = None
+        self.interval: int | None = None
         """Steps between checkpoints that go with the leave to commit."""
         """Whether questions stay unanswered."""
         self.heard: list[Message] = []
@@ -77,8 +77,8 @@ class AgentDouble:
             while data := connection.recv(65536):
                 for message in lines.feed(data):
                     self.heard.append(message)
-                    if message["t"] == "commit?" and not self.silent:
+                    if message["t"] == "commit-request" and not self.silent:
                         why = "this generation is the current one" if self.leave else "generation 2 is the current one"
-                        connection.sendall(encode({"re": message["id"], "ok": self.leave, "why": why, "every": self.pace}))
+                        connection.sendall(encode({"re": message["id"], "ok": self.leave, "why": why, "every": self.interval}))
         except OSError:
             return

@@ -44,7 +44,7 @@ def fault(rank: int, at: str, step: int | None = None, *, do: str = "kill", gene
 
 def reach(at: str, step: int | None = None) -> None:
     """Inject the faults of this place."""
-    if os.environ.get("HOLDFAST_STANDBY"):
+    if os.environ.get("HOLDFAST_HOT_SPARE"):
         return
     here = {"rank": int(os.environ["RANK"]), "generation": int(os.environ["HOLDFAST_GENERATION"]), "at": at, "step": step}
     for one in json.loads(os.environ.get("CHAOS") or "[]"):
@@ -55,7 +55,7 @@ def reach(at: str, step: int | None = None) -> None:
 
 def gate(folder: Path, name: str = "gate") -> None:
     """Wait until the controller opens the gate; a hot spare does not wait."""
-    while not os.environ.get("HOLDFAST_STANDBY") and not (folder / name).exists():
+    while not os.environ.get("HOLDFAST_HOT_SPARE") and not (folder / name).exists():
         time.sleep(0.005)
 
 

@@ -113,7 +113,7 @@ class FlowDouble:
         """How often each rank went to another process."""
         self.every: int | None = None
         """Steps between checkpoints that the coming generation is told of."""
-        self.pace: int | None = None
+        self.interval: int | None = None
         """Steps between checkpoints that rank 0 is told of when it saves."""
         self.servers: Mapping[str, tuple[str, int]] = more.get("servers", {})
         """Where the memory of nodes is served from the coming generation on."""
@@ -140,13 +140,13 @@ class FlowDouble:
             self._fork(rank, self._of(rank), f"rank-{rank}")
         return self
 
-    def standby(
+    def hot_spare(
         self, number: int, roles: Sequence[Sequence[int]] | None = None, park: int = 0, *, environment: Mapping[str, str] | None = None
     ) -> None:
         """Start a hot spare; `hear` returns when it is offloaded."""
         known = [list(role) for role in roles or [range(self.ranks)]]
-        status = {"HOLDFAST_STANDBY": str(number), "HOLDFAST_ROLES": json.dumps(known), "HOLDFAST_WAITING_ROLE": str(park)}
-        self._fork(f"s{number}", {**self._of(min(known[park])), **status, **(environment or {})}, f"standby-{number}")
+        status = {"HOLDFAST_HOT_SPARE": str(number), "HOLDFAST_ROLES": json.dumps(known), "HOLDFAST_WAITING_ROLE": str(park)}
+        self._fork(f"s{number}", {**self._of(min(known[park])), **status, **(environment or {})}, f"hot-spare-{number}")
 
     def memstore(self, rank: int) -> Path:
         """Return where the node of *rank* keeps snapshots."""
@@ -223,8 +223,8 @@ class FlowDouble:
         with suppress(OSError):
             while data := line.recv(65536):
                 for message in lines.feed(data):
-                    if message["t"] == "commit?":
-                        line.sendall(encode({"re": message["id"], "ok": True, "why": "", "every": self.pace}))
+                    if message["t"] == "commit-request":
+                        line.sendall(encode({"re": message["id"], "ok": True, "why": "", "every": self.interval}))
                     if message["t"] == "register-successor":
                         self._succeed(pid, message["pid"])
                         line.sendall(encode({"re": message["id"], "ok": True, "why": ""}))
@@ -294,8 +294,8 @@ class FlowDouble:
         for rank in self.incarnations:
             self._tell(rank, {"do": "regroup", **self._facts(self.generation, [], since), "rank": rank})
 
-    def regroup(self, lost: Sequence[int] = (), standbys: Mapping[int, str] | None = None, *, fork: bool = True) -> Callable[[], None]:
-        """End the generation and begin the next: *lost* ranks go to *standbys*, or to new processes; so do vacant ones named there.
+    def regroup(self, lost: Sequence[int] = (), hot_spares: Mapping[int, str] | None = None, *, fork: bool = True) -> Callable[[], None]:
+        """End the generation and begin the next: *lost* ranks go to *hot_spares*, or to new processes; so do vacant ones named there.
 
         Return what starts the fresh processes, when they are not to be started at once (*fork*).
         """
@@ -309,11 +309,11 @@ class FlowDouble:
             self.serve = min(self.incarnations.keys() - set(lost))
             self._store = ("127.0.0.1", free_port())
         facts = {"do": "regroup", **self._facts(self.generation, lost, since)}
-        fresh = [rank for rank in lost if rank not in (standbys or {})]
+        fresh = [rank for rank in lost if rank not in (hot_spares or {})]
         for rank in self.incarnations.keys() - set(fresh):
             more: Message = {}
             if rank in lost:
-                self.pids[rank] = self.pids.pop((standbys or {})[rank])
+                self.pids[rank] = self.pids.pop((hot_spares or {})[rank])
                 self._rank_of[self.pids[rank]] = rank
                 more = {"environment": self._of(rank), "log": str(self.folder / f"rank-{rank}.log")}
             self._tell(rank, {**facts, "rank": rank, **more})
@@ -361,37 +361,37 @@ class FlowDouble:
 
     # -- planned moves ------------------------------------------------------------------------------------------------
 
-    def prepare(self, rank: int, standby: str) -> None:
-        """Have all prepare, alongside training, for *rank* to migrate to *standby*; then `switch`, or `forget` it."""
+    def prepare(self, rank: int, hot_spare: str) -> None:
+        """Have all prepare, alongside training, for *rank* to migrate to *hot_spare*; then `switch`, or `forget` it."""
         self.newest += 1
         facts = {"do": "prepare", **self._facts(self.newest, [rank], self.generation), "leavers": [rank]}
         if self.serve == rank:
             facts |= {"serve": min(set(range(self.ranks)) - {rank}), "store": ["127.0.0.1", free_port()]}
-        self.moving, self.coming = (rank, standby, facts), {rank: standby}
+        self.moving, self.coming = (rank, hot_spare, facts), {rank: hot_spare}
         for one in range(self.ranks):
             self._tell(one, {**facts, "rank": one})
         environment = {**self._of(rank), "HOLDFAST_GENERATION": str(self.newest)}
-        self.send(standby, {**facts, "rank": rank, "environment": environment, "log": str(self.folder / f"rank-{rank}.log")})
+        self.send(hot_spare, {**facts, "rank": rank, "environment": environment, "log": str(self.folder / f"rank-{rank}.log")})
 
-    def widen(self, standbys: Mapping[int, str]) -> None:
-        """Have all prepare, alongside training, for *standbys* to take the vacant places of the ranks named there."""
+    def widen(self, hot_spares: Mapping[int, str]) -> None:
+        """Have all prepare, alongside training, for *hot_spares* to take the vacant places of the ranks named there."""
         self.newest += 1
-        facts = {"do": "prepare", **self._facts(self.newest, sorted(standbys), self.generation), "leavers": []}
-        facts["world"] = len(self.incarnations) + len(standbys)
-        self.coming = dict(standbys)
+        facts = {"do": "prepare", **self._facts(self.newest, sorted(hot_spares), self.generation), "leavers": []}
+        facts["world"] = len(self.incarnations) + len(hot_spares)
+        self.coming = dict(hot_spares)
         for one in self.incarnations:
             self._tell(one, {**facts, "rank": one})
-        for rank, standby in standbys.items():
+        for rank, hot_spare in hot_spares.items():
             environment = {**self._of(rank), "HOLDFAST_GENERATION": str(self.newest)}
-            self.send(standby, {**facts, "rank": rank, "environment": environment, "log": str(self.folder / f"rank-{rank}.log")})
+            self.send(hot_spare, {**facts, "rank": rank, "environment": environment, "log": str(self.folder / f"rank-{rank}.log")})
 
     def widened(self) -> None:
         """Wait until all have switched."""
-        for standby in self.coming.values():
-            self.hear("switched", standby, generation=self.newest)
+        for hot_spare in self.coming.values():
+            self.hear("switched", hot_spare, generation=self.newest)
         self.generation = self.newest
-        for rank, standby in self.coming.items():
-            self.pids[rank] = self.pids.pop(standby)
+        for rank, hot_spare in self.coming.items():
+            self.pids[rank] = self.pids.pop(hot_spare)
             self._rank_of[self.pids[rank]] = rank
             self.incarnations[rank] = self.generation
             self.changes[rank] += 1
@@ -413,12 +413,12 @@ class FlowDouble:
 
     def switched(self) -> list[Message]:
         """Wait until all have switched and the leaving process has exited; return their reports by rank."""
-        rank, standby, facts = self.moving
+        rank, hot_spare, facts = self.moving
         leaver = self.pids[rank]
         self.hear("departed", rank)
         self.until(lambda: leaver in self.workers.ended(), f"the end of the process that rank {rank} left")
         assert self.workers.ended()[leaver] == 0, self.logs()
-        self.pids[rank] = self.pids.pop(standby)
+        self.pids[rank] = self.pids.pop(hot_spare)
         self._rank_of[self.pids[rank]] = rank
         self.generation, self.serve, self._store = self.newest, facts["serve"], (facts["store"][0], facts["store"][1])
         self.incarnations[rank] = self.generation

@@ -64,11 +64,11 @@ def test_two_of_three_ranks_continue_with_the_same_samples(job: Job, fixed: Flow
 
 
 def test_a_rank_that_returns_joins_between_two_steps(job: Job, fixed: FlowDouble) -> None:
-    """Two of three go on, then a standby takes the vacant place while they train: no step is broken off, and each has its samples."""
+    """Two of three go on, then a hot spare takes the vacant place while they train: no step is broken off, and each has its samples."""
     flow = job("gate-5", "gate-12", script="micro_batches", ranks=3, stride=1, chaos=[fault(1, "backward", 7)])
     roles = flow.hear("roles")
     assert roles["copies"] == [[0], [1], [2]]
-    flow.standby(0, roles["roles"])
+    flow.hot_spare(0, roles["roles"])
     flow.hear("parked", "s0")
     flow.pass_gate("gate-5")
     flow.until_dead(1)
@@ -99,7 +99,7 @@ def test_a_pipeline_computes_the_samples_of_one_that_lost_a_stage_until_that_is_
     roles = flow.hear("roles")
     assert sorted(roles["copies"]) == [[0, 2], [1, 3]]
     for number, role in enumerate(([0, 1], [2, 3])):
-        flow.standby(number, roles["roles"], roles["roles"].index(role))
+        flow.hot_spare(number, roles["roles"], roles["roles"].index(role))
         flow.hear("parked", f"s{number}")
     stay = {rank: flow.pids[rank] for rank in (1, 3)}
     flow.pass_gate("gate-5")

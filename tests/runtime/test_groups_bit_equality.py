@@ -21,11 +21,11 @@ FIRST, LAST = [0, 1], [2, 3]
 """Ranks of a pipeline's first and last stage."""
 
 
-def start_standbys(flow: FlowDouble, count: int = 1) -> None:
+def start_hot_spares(flow: FlowDouble, count: int = 1) -> None:
     """Start so many hot spares, once the job has reported its roles, and wait until all are offloaded."""
     roles = flow.hear("roles")["roles"]
     for number in range(count):
-        flow.standby(number, roles)
+        flow.hot_spare(number, roles)
     for number in range(count):
         flow.hear("parked", f"s{number}")
 
@@ -36,11 +36,11 @@ def stepped(flow: FlowDouble, step: int) -> None:
         flow.hear("beat", rank, step=step)
 
 
-def taken_over(flow: FlowDouble, rank: int, standby: str | None = None) -> tuple[set[str], set[int]]:
+def taken_over(flow: FlowDouble, rank: int, hot_spare: str | None = None) -> tuple[set[str], set[int]]:
     """Wait for the exit of *rank* and replace it alone; return the sources of the state and its steps."""
-    others = {pid for one, pid in flow.pids.items() if one not in (rank, standby)}
+    others = {pid for one, pid in flow.pids.items() if one not in (rank, hot_spare)}
     flow.until_dead(rank)
-    flow.regroup([rank], {rank: standby} if standby else {})
+    flow.regroup([rank], {rank: hot_spare} if hot_spare else {})
     told = flow.mended()
     assert not others & flow.workers.ended().keys()
     return {one["source"] for one in told}, {one["step"] for one in told}
@@ -64,9 +64,9 @@ def test_both_stages_lose_a_rank_and_a_third_one_migrates(job: Job, run_undistur
     undisturbed_run = run_undisturbed(*PIPELINE)
     faults = [fault(1, "send", 6), fault(2, "send", 9)]
     flow = job(*PIPELINE, "gate-5", "gate-11", "gate-14", script="example", chaos=faults)
-    start_standbys(flow, 2)
+    start_hot_spares(flow, 2)
     assert flow.hear("roles")["roles"] == [FIRST, LAST]
-    standbys = flow.pids["s0"], flow.pids["s1"]
+    hot_spares = flow.pids["s0"], flow.pids["s1"]
     flow.pass_gate("gate-5")
     assert taken_over(flow, 1, "s0") == ({"live"}, {5})
     assert taken_over(flow, 2) == ({"live"}, {8})
@@ -78,7 +78,7 @@ def test_both_stages_lose_a_rank_and_a_third_one_migrates(job: Job, run_undistur
     flow.may_switch()
     flow.pass_gate("gate-14")
     assert {one["step"] for one in flow.switched()} == {14}
-    assert (flow.pids[1], flow.pids[0]) == standbys
+    assert (flow.pids[1], flow.pids[0]) == hot_spares
     assert_undisturbed(flow, undisturbed_run)
     assert len(flow.of("regrouped")) == 2 * flow.ranks
 
@@ -99,7 +99,7 @@ def test_shards_without_a_copy_come_from_checkpoints(job: Job, run_undisturbed: 
     undisturbed_run = run_undisturbed(*SHARDED, ranks=2, stride=1)
     faults = [fault(1, "reduce_scatter_single", 6), fault(0, "vote", 11)]
     flow = job(*SHARDED, "gate-5", script="example", ranks=2, stride=1, save=4, chaos=faults)
-    start_standbys(flow)
+    start_hot_spares(flow)
     flow.pass_gate("gate-5")
     assert taken_over(flow, 1, "s0") == ({"checkpoint"}, {4})
     assert taken_over(flow, 0) == ({"checkpoint"}, {8})
@@ -110,7 +110,7 @@ def test_a_replicated_shard_comes_from_its_living_copy(job: Job, run_undisturbed
     """Two shards on two ranks each, and no checkpoint anywhere; a hot spare that knows another shard takes over."""
     undisturbed_run = run_undisturbed(*REPLICATED)
     flow = job(*REPLICATED, "gate-5", script="example", chaos=[fault(3, "reduce_scatter_single", 8)])
-    start_standbys(flow)
+    start_hot_spares(flow)
     flow.pass_gate("gate-5")
     assert taken_over(flow, 3, "s0") == ({"live"}, {7})
     assert_undisturbed(flow, undisturbed_run)
@@ -132,7 +132,7 @@ def test_a_survivor_is_lost_while_groups_are_rebuilt(job: Job, undisturbed_run: 
 def test_a_rank_that_stays_is_lost_while_the_migration_is_prepared(job: Job, undisturbed_run: Ended) -> None:
     """No rank in a group with it gets ready: all leave the half-built groups and continue with a new rank 1."""
     flow = job("any", "gate-8", "gate-14", chaos=[fault(1, "preparing")])
-    start_standbys(flow)
+    start_hot_spares(flow)
     flow.prepare(2, "s0")
     flow.pass_gate("gate-8")
     flow.until_dead(1)
@@ -148,7 +148,7 @@ def test_a_rank_that_stays_is_lost_while_the_migration_is_prepared(job: Job, und
 def test_the_new_process_is_lost_before_the_switch(job: Job, undisturbed_run: Ended, ready: bool) -> None:  # noqa: FBT001 (a case of the table)
     """Training continues in its groups, without a rendezvous; the next migration, to another hot spare, succeeds."""
     flow = job("any", "gate-8", "gate-11", "gate-14", chaos=[] if ready else [fault(2, "coming", generation=2)])
-    start_standbys(flow, 2)
+    start_hot_spares(flow, 2)
     flow.prepare(2, "s0")
     if ready:
         flow.prepared()
@@ -173,7 +173,7 @@ def test_the_new_process_is_lost_before_the_switch(job: Job, undisturbed_run: En
 def test_the_leaving_rank_is_lost_when_all_are_ready(job: Job, undisturbed_run: Ended) -> None:
     """Rank 0, which hosts the store of the current generation but not of the next one: a new process replaces it."""
     flow = job("any", "gate-8", "gate-14")
-    start_standbys(flow)
+    start_hot_spares(flow)
     flow.prepare(0, "s0")
     flow.pass_gate("gate-8")
     flow.prepared()

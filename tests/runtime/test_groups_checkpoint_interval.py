@@ -9,7 +9,7 @@ import pytest
 from holdfast.runtime.checkpoint.save import CheckpointSettings
 from tests.runtime.chaos import fault
 from tests.runtime.flow_double import Ended, FlowDouble, Job, assert_undisturbed
-from tests.runtime.test_groups_standby import start_standby
+from tests.runtime.test_groups_hot_spare import start_hot_spare
 
 
 def saved(flow: FlowDouble) -> list[int]:
@@ -34,10 +34,10 @@ def test_survivors_and_a_new_process_save_at_the_interval_of_their_generation(
 
 
 @pytest.mark.parametrize("how", ["any", "again"])
-def test_a_standby_drops_the_interval_that_it_was_started_with(job: Job, undisturbed_run: Ended, how: str) -> None:
+def test_a_hot_spare_drops_the_interval_that_it_was_started_with(job: Job, undisturbed_run: Ended, how: str) -> None:
     """It was offloaded while the job saved every 100 steps, and takes a rank of a job that saves every third."""
     flow = job(how, "gate=8", save=100, chaos=[fault(2, "backward", 9)])
-    start_standby(flow)
+    start_hot_spare(flow)
     flow.pass_gate()
     flow.until_dead(2)
     flow.every = 3
@@ -79,7 +79,7 @@ def test_ranks_that_miss_a_generation_agree_in_the_next(job: Job, undisturbed_ru
 def test_a_live_migration_brings_its_interval_to_old_and_new_processes(job: Job, undisturbed_run: Ended) -> None:
     """At the step at which all switch."""
     flow = job("any", "gate-4", "gate-6", save=100)
-    start_standby(flow)
+    start_hot_spare(flow)
     flow.every = 5
     flow.prepare(2, "s0")
     flow.pass_gate("gate-4")
@@ -96,7 +96,7 @@ def test_a_live_migration_brings_its_interval_to_old_and_new_processes(job: Job,
 def test_an_interval_that_changes_while_ranks_run_changes_with_a_save(job: Job, undisturbed_run: Ended) -> None:
     """Rank 0 receives it with the permission to commit, and the others in the collective that confirms the checkpoint."""
     flow = job(save=4)
-    flow.pace = 3
+    flow.interval = 3
     assert_undisturbed(flow, undisturbed_run)
     assert saved(flow) == [4, 6, 9, 12, 15, 16]
 
@@ -108,9 +108,9 @@ def test_ranks_agree_after_a_loss_in_the_save_that_changes_the_interval(
 ) -> None:
     """Ranks that know the new interval and ranks that do not both follow the next generation."""
     flow = job(save=5, chaos=[fault(rank, at, 5)])
-    flow.pace = 2
+    flow.interval = 2
     flow.until_dead(rank)
-    flow.every, flow.pace = after, None
+    flow.every, flow.interval = after, None
     flow.regroup([rank])
     assert {one["step"] for one in flow.mended()} == {5}
     assert_undisturbed(flow, undisturbed_run)

@@ -34,12 +34,12 @@ def test_after_each_of_four_recoveries_there_is_one_main_process(job: Job, how: 
     chaos = [fault(rank, "forward", step) for rank, step in zip(LOST, STEPS, strict=True)]
     flow = job(how, *options, *gates, script="accelerated", chaos=chaos)
     flow.hear("roles")
-    for standby, (rank, step) in enumerate(zip(LOST, STEPS, strict=True)):
-        flow.standby(standby)
-        flow.hear("parked", f"s{standby}")
+    for hot_spare, (rank, step) in enumerate(zip(LOST, STEPS, strict=True)):
+        flow.hot_spare(hot_spare)
+        flow.hear("parked", f"s{hot_spare}")
         flow.pass_gate(f"gate={step}")
         flow.until_dead(rank)
-        flow.regroup([rank], {rank: f"s{standby}"})
+        flow.regroup([rank], {rank: f"s{hot_spare}"})
         told = flow.mended()
         assert "differs" not in told[rank], told[rank]["differs"]
     ended = flow.finish()

@@ -13,9 +13,10 @@ from holdfast.checkpoints.verify import fast_sum
 from holdfast.memstore.shared_memory import PAGE, Snapshot, UnusableSnapshot
 from holdfast.memstore.store_folders import key_of
 from tests.agent.memory_rig import MemoryNode
+from tests.mentions import mentions
 from tests.runtime.chaos import fault
 from tests.runtime.flow_double import TOKEN, UNTIL, Ended, FlowDouble, Job, Workers, assert_undisturbed, undisturbed
-from tests.runtime.test_groups_bit_equality import INTERLEAVED, PIPELINE, SHARDED, start_standbys, taken_over
+from tests.runtime.test_groups_bit_equality import INTERLEAVED, PIPELINE, SHARDED, start_hot_spares, taken_over
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +65,12 @@ def test_a_snapshot_with_a_flipped_bit_is_not_used(job: Job, run_undisturbed: Ca
     flow.until_dead(1)
     (older, _), (newest, path) = flow.snapshots(1)[-2:]
     flip(path)
-    with Snapshot(path) as snapshot, pytest.raises(UnusableSnapshot, match="was changed in memory"):
+    with Snapshot(path) as snapshot, pytest.raises(UnusableSnapshot, match="changed in memory"):
         snapshot.verify()
     flow.regroup([1])
     broken = flow.hear("broken", 1)
-    assert f"the snapshot of rank 1 at step {newest} in the memory of node-1 cannot be used" in broken["why"]
-    (storage_error,) = flow.of("storage_error")
+    assert mentions(broken["why"], "rank 1", f"step {newest}", "node-1")
+    (storage_error,) = flow.of("storage-error")
     assert (storage_error["kind"], storage_error["step"]) == ("snapshot-spoiled", newest)
     flow.regroup([])
     assert {(one["source"], one["step"]) for one in flow.mended()} == {("memory", older)}
@@ -127,9 +128,9 @@ def newcomer() -> Iterator[MemoryNode]:
     node.end()
 
 
-@pytest.mark.parametrize("standby", [None, "s0"], ids=["fresh", "standby"])
+@pytest.mark.parametrize("hot_spare", [None, "s0"], ids=["fresh", "hot_spare"])
 def test_a_generation_names_the_memory_servers(
-    job: Job, run_undisturbed: Callable[..., Ended], newcomer: MemoryNode, standby: str | None
+    job: Job, run_undisturbed: Callable[..., Ended], newcomer: MemoryNode, hot_spare: str | None
 ) -> None:
     """The shard of the lost rank is on a node that joined after the start; no rank connects to the lost node."""
     undisturbed_run = run_undisturbed(*SHARDED, ranks=2, stride=1)
@@ -138,8 +139,8 @@ def test_a_generation_names_the_memory_servers(
         flow = job(
             *SHARDED, "gate-8", script="example", ranks=2, stride=1, memory=True, servers=servers, chaos=[fault(1, "vote", 10)]
         )  # fmt: skip
-        if standby:
-            start_standbys(flow)
+        if hot_spare:
+            start_hot_spares(flow)
         flow.pass_gate("gate-8")
         flow.until_dead(1)
         kept = flow.snapshots(1)
@@ -147,7 +148,7 @@ def test_a_generation_names_the_memory_servers(
             shutil.copy(path, newcomer.memstore / f"copy-{key_of('node-1')}-00001.{number}.snap")
         shutil.rmtree(flow.memstore(1))
         flow.places[1], flow.servers = "node-3", {"node-2": newcomer.address}
-        assert taken_over(flow, 1, standby) == ({"memory"}, {kept[-1][0]})
+        assert taken_over(flow, 1, hot_spare) == ({"memory"}, {kept[-1][0]})
         lost_server.setblocking(False)
         with pytest.raises(BlockingIOError):
             lost_server.accept()

@@ -105,17 +105,17 @@ def test_checks_stay_below_their_cost_limit_and_all_ranks_can_meet(cost: float, 
 def test_a_step_is_split_into_work_waits_and_data() -> None:
     """Time between two steps belongs to neither, and a step with a section in it is not reported."""
     windows = WaitWindows()
-    pace = StepTimer(windows)
-    assert pace.end() is None
-    pace.begin()
+    timer = StepTimer(windows)
+    assert timer.end() is None
+    timer.begin()
     windows.sums |= {"gradients": 0.25, "vote": 0.5, "data": 0.125}
-    told = pace.end()
+    told = timer.end()
     assert told is not None
     assert (told["talk"], told["data"]) == (0.75, 0.125)
-    pace.begin()
-    assert pace.end() is not None
-    assert pace.end()["talk"] == 0.0  # type: ignore[index]
-    pace.begin()
+    timer.begin()
+    assert timer.end() is not None
+    assert timer.end()["talk"] == 0.0  # type: ignore[index]
+    timer.begin()
     with section("evaluation"):
         pass
-    assert pace.end() is None
+    assert timer.end() is None

@@ -35,14 +35,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_does_not_stop_training_and_the_next_interval_tries_again(ranks: Ranks, agent: AgentDouble, small_disk: Path) -> None:
     """Two ranks get a full disk twice, report it once, and leave no files; with room again the next save succeeds."""
     run = ranks.start("train", 2, agent.environment, directory=small_disk / "c", until=60, every=4, seconds_a_step=0.02)
-    agent.wait_for("storage_error")
+    agent.wait_for("storage-error")
     agent.wait_for("beat", step=14)
     assert names(small_disk / "c") == []
     (small_disk / "ballast").unlink()
     agent.wait_for("saved")
     told = run.told()
     assert [rank["step"] for rank in told] == [60, 60]
-    troubles = agent.of("storage_error")
+    troubles = agent.of("storage-error")
     assert [(one["kind"], one["why"]) for one in troubles] == [("checkpoint-disk-full", "No space left on device")]
     assert {one["step"] for one in agent.of("beat")} == set(range(1, 61))
     assert names(small_disk / "c")[-1] == "step-00000060"
@@ -57,14 +57,14 @@ def test_a_read_only_disk_is_reported(ranks: Ranks, agent: AgentDouble, small_di
     remount = ["mount", "-o", "remount,ro", str(small_disk)]
     wait_until(lambda: subprocess.run(remount, check=False, capture_output=True).returncode == 0, seconds=60)  # busy while a file is open
     assert [rank["step"] for rank in run.told()] == [60, 60]
-    assert [(one["kind"], one["why"]) for one in agent.of("storage_error")] == [("checkpoint-read-only", "Read-only file system")]
+    assert [(one["kind"], one["why"]) for one in agent.of("storage-error")] == [("checkpoint-read-only", "Read-only file system")]
 
 
 def test_one_rank_that_cannot_write_fails_the_save_of_all(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
     """The last of three ranks may write 4 KiB only: no rank believes that the checkpoint is complete, and none waits for it."""
     told = ranks.run("train_without_room", 3, agent.environment, directory=tmp_path)
     assert [rank["step"] for rank in told] == [12] * 3
-    assert [(one["kind"], one["why"]) for one in agent.of("storage_error")] == [("checkpoint-write-failed", "File too large")]
+    assert [(one["kind"], one["why"]) for one in agent.of("storage-error")] == [("checkpoint-write-failed", "File too large")]
     assert names(tmp_path) == []
 
 
@@ -78,7 +78,7 @@ def test_a_directory_of_another_user_is_reported_as_read_only(ranks: Ranks, agen
     agent.path.parent.chmod(0o755)
     agent.path.parent.parent.chmod(0o755)
     assert ranks.run("train_as_nobody", 1, agent.environment, directory=tmp_path / "c")[0]["step"] == 12
-    assert [one["kind"] for one in agent.of("storage_error")] == ["checkpoint-read-only"]
+    assert [one["kind"] for one in agent.of("storage-error")] == ["checkpoint-read-only"]
 
 
 def test_a_checkpoint_refused_by_the_agent_is_not_published(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_checkpoint_refused_by_the_agent_is_not_published(ranks: Ranks, agent:
     agent.leave = False
     told = ranks.run("train", 2, agent.environment, directory=tmp_path)
     assert [rank["step"] for rank in told] == [12, 12]
-    assert [one["step"] for one in agent.of("commit?")] == [4, 8, 12]
+    assert [one["step"] for one in agent.of("commit-request")] == [4, 8, 12]
     assert agent.of("saved") == []
     assert names(tmp_path) == []
 
@@ -96,7 +96,7 @@ def test_ranks_without_managed_groups_change_the_interval_with_a_save(
     ranks: Ranks, agent: AgentDouble, tmp_path: Path, every: int | None, steps: list[int]
 ) -> None:
     """The interval that arrives with rank 0's permission reaches all ranks in the save; an interval set in the script stays."""
-    agent.pace = 5
+    agent.interval = 5
     told = ranks.run("train", 2, agent.environment | {"HOLDFAST_SAVE_EVERY": "4"}, directory=tmp_path, every=every)
     assert [rank["step"] for rank in told] == [12, 12]
     assert [one["step"] for one in agent.of("saved")] == steps
@@ -123,7 +123,7 @@ def test_a_corrupt_checkpoint_is_neither_counted_nor_removed(ranks: Ranks, agent
     flip_a_bit(biggest(tmp_path / "step-00000008"))
     run = ranks.run("train", 1, agent.environment, directory=tmp_path, until=20, every=6)
     assert run[0]["began"] == 4
-    assert [(one["kind"], one["step"]) for one in agent.of("storage_error")] == [("checkpoint-corrupt", 8)]
+    assert [(one["kind"], one["step"]) for one in agent.of("storage-error")] == [("checkpoint-corrupt", 8)]
     assert names(tmp_path) == ["step-00000008", "step-00000018", "step-00000020"]
 
 
@@ -172,7 +172,7 @@ def test_a_peer_lost_in_a_save_is_not_a_storage_error(ranks: Ranks, agent: Agent
     os.kill(run.pids[1], 9)
     assert [one.status for one in run.wait()] == [1, -9]
     assert [one["peer_lost"] for one in agent.of("exception")] == [True]
-    assert agent.of("storage_error") == []
+    assert agent.of("storage-error") == []
 
 
 def test_after_a_kill_at_any_time_the_newest_checkpoint_is_complete(ranks: Ranks, tmp_path: Path) -> None:

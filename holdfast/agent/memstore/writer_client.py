@@ -96,7 +96,7 @@ class CheckpointWriterClient:
             return
         why = f"the process that writes checkpoints has exited {self._lost} times; see {self._log}"
         self._emit(
-            "storage_error", rank=0, generation=self._workers.generation, kind="checkpoint-write-failed", step=None, path="", why=why
+            "storage-error", rank=0, generation=self._workers.generation, kind="checkpoint-write-failed", step=None, path="", why=why
         )
         if self.memstore is not None:
             write_requests.close(self.memstore)
@@ -144,10 +144,10 @@ class CheckpointWriterClient:
         over = generation != self._workers.generation or (generation == self._workers.abandoned and generation != self._last)
         return {"ok": not over, "why": f"generation {generation} is over" if over else ""}
 
-    def on_saved(self, generation: Count, step: Step, path: Text, seconds: Seconds, beside: Seconds, size: Count) -> None:  # noqa: PLR0913, PLR0917
+    def on_saved(self, generation: Count, step: Step, path: Text, seconds: Seconds, overlapped: Seconds, size: Count) -> None:  # noqa: PLR0913, PLR0917
         """Report a complete checkpoint."""
-        self._emit("saved", rank=0, generation=generation, path=path, seconds=seconds, beside=beside, step=step, size=size)
+        self._emit("saved", rank=0, generation=generation, path=path, seconds=seconds, overlapped=overlapped, step=step, size=size)
 
     def on_storage_error(self, kind: Text, why: Text, path: Text, rank: Count, step: Count | None) -> None:
         """Report an error with a checkpoint."""
-        self._emit("storage_error", rank=rank, generation=self._workers.generation, step=step, kind=kind, why=why, path=path)
+        self._emit("storage-error", rank=rank, generation=self._workers.generation, step=step, kind=kind, why=why, path=path)

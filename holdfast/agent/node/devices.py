@@ -32,7 +32,7 @@ class _Gpu:
 def ranks_on(part: str, quote: str, workers: Iterable[Worker], root: Path = Path("/")) -> list[int]:
     """Return the ranks of *workers* on the GPU that a fault's *part* names, as far as that is known; *quote* may name a process."""
     bus = _bus_address(part)
-    living = [one for one in workers if one.standby is None and one.pid and not one.exited]
+    living = [one for one in workers if one.hot_spare is None and one.pid and not one.exited]
     if bus is None or not living:
         return []
     gpus, named = _gpus(root), {int(pid) for pid in _PID.findall(quote)}

@@ -254,7 +254,7 @@ def ssh_address() -> str | None:
 
 
 def interpreter_for(protocol: int, own: Path) -> Path | None:
-    """Return the interpreter of the newest environment beside *own* that speaks *protocol*, if *own* does not and one does.
+    """Return the interpreter of the newest environment next to *own* that speaks *protocol*, if *own* does not and one does.
 
     New controllers use the newest environment. Jobs that began before it was made go on in theirs.
     """

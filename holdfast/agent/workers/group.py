@@ -1,4 +1,4 @@
-"""The processes of a job on this node: workers, leavers of earlier generations, and standbys, with all that they forked."""
+"""The processes of a job on this node: workers, leavers of earlier generations, and hot spares, with all that they forked."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class WorkerGroup:
     def __init__(self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None], oom: OomDetector) -> None:
         self.workers: dict[int, Worker] = {}
         self.ended_at = float("-inf")
-        """When one of them, or a standby, ended last (monotonic)."""
-        self.standbys: dict[int, Worker] = {}
+        """When one of them, or a hot spare, ended last (monotonic)."""
+        self.hot_spares: dict[int, Worker] = {}
         self.leavers: list[Worker] = []
         """Workers of earlier generations whose ranks have been given to others."""
         self.generation = 0
@@ -73,8 +73,8 @@ class WorkerGroup:
         return [worker for worker in self.workers.values() if not worker.exited]
 
     def everybody(self) -> list[Worker]:
-        """Return all that have not ended: workers, leavers, standbys."""
-        return [one for one in (*self.workers.values(), *self.leavers, *self.standbys.values()) if not one.exited]
+        """Return all that have not ended: workers, leavers, hot spares."""
+        return [one for one in (*self.workers.values(), *self.leavers, *self.hot_spares.values()) if not one.exited]
 
     def set_node_environment(self, environment: dict[str, str]) -> None:
         """Give processes that are started from now on these variables, in place of those that were set here before."""
@@ -82,7 +82,7 @@ class WorkerGroup:
 
     @property
     def warm(self) -> bool:
-        """Return whether there is a fork server, so that standbys can be started."""
+        """Return whether there is a fork server, so that hot spares can be started."""
         return self.plan is not None and self.plan.warm and self._spawner.fork_server_pid is not None
 
     @property
@@ -135,14 +135,14 @@ class WorkerGroup:
         self.generation, self.membership, self.first = generation, membership.ranks, membership.first
         self.abandoned, self.checkpoint_interval = None, None
 
-    def new_worker(self, rank: int, *, standby: int | None = None) -> Worker:
-        """Return a worker of *rank*, or a standby, that is still to be launched."""
+    def new_worker(self, rank: int, *, hot_spare: int | None = None) -> Worker:
+        """Return a worker of *rank*, or a hot spare, that is still to be launched."""
         assert self.plan is not None
-        name = f"rank-{rank}.log" if standby is None else f"standby-{standby}.log"
-        return Worker(rank=rank, generation=self.generation, log=self.plan.log_directory / name, standby=standby)
+        name = f"rank-{rank}.log" if hot_spare is None else f"hot-spare-{hot_spare}.log"
+        return Worker(rank=rank, generation=self.generation, log=self.plan.log_directory / name, hot_spare=hot_spare)
 
     def launch(self, worker: Worker, environment: dict[str, str]) -> None:
-        """Start *worker*. A standby needs a fork server: it must start quickly, and share the memory of what is loaded."""
+        """Start *worker*. A hot spare needs a fork server: it must start quickly, and share the memory of what is loaded."""
         assert self.plan is not None
         variables = self._spawner.environment(environment)
         worker.request_id = next(self._request_ids)
@@ -154,7 +154,7 @@ class WorkerGroup:
             self._failed(worker.request_id, str(error), error.errno)
         else:
             environment = {**environment, ERROR_FILE: str(worker.make_error_file(self._me.directory))}
-            self._spawner.begin(worker.request_id, environment, worker.log, cold=worker.standby is None)
+            self._spawner.begin(worker.request_id, environment, worker.log, cold=worker.hot_spare is None)
 
     def launch_helper(  # noqa: PLR0913, PLR0917 (what a process is)
         self,
@@ -182,10 +182,10 @@ class WorkerGroup:
         worker = self._expected.pop(request_id)
         worker.pid, worker.started = pid, time.time()
         worker.advance()
-        if worker.standby is None:
+        if worker.hot_spare is None:
             self._emit("worker.started", rank=worker.rank, pid=pid, generation=worker.generation)
         else:
-            self._emit("standby.started", id=worker.standby, pid=pid)
+            self._emit("hot-spare.started", id=worker.hot_spare, pid=pid)
         if self._is_unwanted(worker):
             _signal(worker, signal.SIGKILL)
 
@@ -195,9 +195,9 @@ class WorkerGroup:
             return
         worker = self._expected.pop(request_id)
         worker.exited = True
-        if worker.standby is not None:
+        if worker.hot_spare is not None:
             unknown = {"pid": None, "code": None, "signal": None, "oom": None, "raised": None, "output": ""}
-            self._standby_exited(worker, **unknown, ordered=worker.ordered, why=why, errno=errno)
+            self._hot_spare_exited(worker, **unknown, ordered=worker.ordered, why=why, errno=errno)
         elif not self._is_unwanted(worker):
             self._emit("start.failed", rank=worker.rank, generation=worker.generation, why=why, errno=errno)
 
@@ -206,7 +206,7 @@ class WorkerGroup:
     def stop(self, generation: int, number: int, grace: float) -> None:
         """Signal all workers up to *generation*; kill what remains after *grace* seconds. ``workers.exited`` reports when none is left.
 
-        Standbys live on: the next generation may need them.
+        Hot spares live on: the next generation may need them.
         """
         self._stopping = max(generation, self._stopping or 0)
         self.may_save = number != signal.SIGKILL
@@ -218,7 +218,7 @@ class WorkerGroup:
         self._finish_stop()
 
     def _is_stopping(self, worker: Worker) -> bool:
-        return self._stopping is not None and worker.standby is None and worker.generation <= self._stopping
+        return self._stopping is not None and worker.hot_spare is None and worker.generation <= self._stopping
 
     def _is_unwanted(self, worker: Worker) -> bool:
         return worker.ordered or self._is_stopping(worker)
@@ -237,7 +237,7 @@ class WorkerGroup:
     def _finish_stop(self) -> None:
         """Report that a stop is complete once nothing is left, orphans included: their ends lead here again."""
         if self._stopping is None or any(self._is_stopping(worker) for worker in self.everybody()) or self._spawner.forking:
-            return  # one of our children may be a standby whose pid is not known yet
+            return  # one of our children may be a hot spare whose pid is not known yet
         if self._kill_orphans():
             return
         generation, self._stopping, self._kill_at = self._stopping, None, None
@@ -253,9 +253,9 @@ class WorkerGroup:
         return bool(orphans)
 
     def end(self) -> None:
-        """Kill all workers and standbys, and start none any more."""
-        for standby in [standby for standby in self.standbys.values() if not standby.exited]:
-            self.kill(standby)
+        """Kill all workers and hot spares, and start none any more."""
+        for hot_spare in [hot_spare for hot_spare in self.hot_spares.values() if not hot_spare.exited]:
+            self.kill(hot_spare)
         self.stop(self.generation, signal.SIGKILL, 0.0)
         self._spawner.end()
         self._finish_stop()
@@ -284,7 +284,7 @@ class WorkerGroup:
         if worker is not None and has_ended:
             kill_group(found.si_pid, signal.SIGKILL)  # its forks; it is not reaped yet, so the pid is still its own
             self._worker_ended(worker, found)
-        elif worker is not None and worker.standby is None:  # whether a standby is stopped matters when it is needed
+        elif worker is not None and worker.hot_spare is None:  # whether a hot spare is stopped matters when it is needed
             if found.si_code == os.CLD_STOPPED:
                 self._emit("worker.stopped", rank=worker.rank, signal=found.si_status, generation=worker.generation, step=worker.step)
             elif found.si_code == os.CLD_CONTINUED:
@@ -316,8 +316,8 @@ class WorkerGroup:
         error = worker.take_error()
         if facts["raised"] is None and HEAD not in facts["output"] and (by_signal or found.si_status):
             facts["raised"] = error  # only where its output has no traceback: the script may have logged elsewhere
-        if worker.standby is not None:
-            self._standby_exited(worker, **facts, why=None, errno=None)
+        if worker.hot_spare is not None:
+            self._hot_spare_exited(worker, **facts, why=None, errno=None)
             return
         self.leavers = [leaver for leaver in self.leavers if leaver is not worker]
         finished = worker.finished or worker.heartbeats or not worker.managed
@@ -325,11 +325,11 @@ class WorkerGroup:
         if not facts["ordered"] and not (finished and facts["code"] == 0):
             self.crashed()
 
-    def _standby_exited(self, worker: Worker, **facts: Any) -> None:  # noqa: ANN401 (whatever JSON can hold)
-        assert worker.standby is not None
-        if self.standbys.get(worker.standby) is worker:
-            del self.standbys[worker.standby]
-        self._emit("standby.exited", id=worker.standby, **facts)
+    def _hot_spare_exited(self, worker: Worker, **facts: Any) -> None:  # noqa: ANN401 (whatever JSON can hold)
+        assert worker.hot_spare is not None
+        if self.hot_spares.get(worker.hot_spare) is worker:
+            del self.hot_spares[worker.hot_spare]
+        self._emit("hot-spare.exited", id=worker.hot_spare, **facts)
 
     # -- time ---------------------------------------------------------------------------------------------------------
 

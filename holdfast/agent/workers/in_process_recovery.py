@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 LEAVE_SECONDS: Final = 30.0
 """How long a worker whose rank has been given to another process may take to exit, unless the command has another value."""
-SOURCES: Final = ("kept", "standby", "fresh")
-NO_STANDBY: Final = -1
+SOURCES: Final = ("kept", "hot-spare", "fresh")
+NO_HOT_SPARE: Final = -1
 
 
 def _source(message: Message, name: str) -> str:
@@ -37,20 +37,20 @@ class RankAssignment:
     rank: Count
     from_: Annotated[str, _source]
     """One of `SOURCES`."""
-    standby: Count = NO_STANDBY
-    """The number of the standby that takes the rank, if one does."""
+    hot_spare: Count = NO_HOT_SPARE
+    """The number of the hot spare that takes the rank, if one does."""
     environment: Annotated[dict[str, str], schema.environment] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.from_ == "standby" and self.standby == NO_STANDBY:
-            raise schema.BadField("standby", "a whole number of at least 0", None)
+        if self.from_ == "hot-spare" and self.hot_spare == NO_HOT_SPARE:
+            raise schema.BadField("hot_spare", "a whole number of at least 0", None)
 
 
 def _assignments(message: Message, name: str) -> tuple[RankAssignment, ...]:
     found = tuple(schema.read_record(RankAssignment, item) for item in schema.objects(message, name))
-    for numbers in ([one.rank for one in found], [one.standby for one in found if one.from_ == "standby"]):
+    for numbers in ([one.rank for one in found], [one.hot_spare for one in found if one.from_ == "hot-spare"]):
         if len(set(numbers)) < len(numbers):
-            raise schema.BadField(name, "a list that names each rank and each standby once", message[name])
+            raise schema.BadField(name, "a list that names each rank and each hot spare once", message[name])
     return found
 
 
@@ -66,7 +66,7 @@ class RankTableUpdate:
 
 Table = Annotated[RankTableUpdate, lambda message, _name: schema.read_record(RankTableUpdate, message)]
 """In fields of the command itself."""
-NewStandbys = Annotated[dict[int, dict[str, str]], schema.environments_by("id")]
+NewHotSpares = Annotated[dict[int, dict[str, str]], schema.environments_by("id")]
 
 
 class InProcessRecovery:
@@ -138,7 +138,7 @@ class InProcessRecovery:
     def switch(self, table: Table) -> Message:
         """Record that the workers themselves have gone over to the next generation, as was planned with them."""
         if any(seat.from_ == "fresh" for seat in table.workers):
-            raise schema.BadField("from", "kept or standby", "fresh")
+            raise schema.BadField("from", "kept or hot-spare", "fresh")
         taken = self._processes(table)
         self._begin(table, taken)
         for worker in taken.values():
@@ -158,8 +158,8 @@ class InProcessRecovery:
         for seat in table.workers:
             if seat.from_ == "kept":
                 taken[seat.rank] = self._kept(seat.rank)
-            elif seat.from_ == "standby":
-                taken[seat.rank] = self._parked(seat.standby)
+            elif seat.from_ == "hot-spare":
+                taken[seat.rank] = self._parked(seat.hot_spare)
         return taken
 
     def _kept(self, rank: int) -> Worker:
@@ -170,12 +170,12 @@ class InProcessRecovery:
             raise Refused(f"the worker of rank {rank} cannot be kept: it {'is being ended' if worker.ordered else 'has finished'}")
         return worker
 
-    def _parked(self, standby: int) -> Worker:
-        worker = self._service.workers.standbys.get(standby)
+    def _parked(self, hot_spare: int) -> Worker:
+        worker = self._service.workers.hot_spares.get(hot_spare)
         if worker is None or worker.exited or worker.ordered or worker.pid is None:
-            raise Refused(f"standby {standby} does not run here")
+            raise Refused(f"hot spare {hot_spare} does not run here")
         if worker.parked is None or state_of(worker.pid) == "T":
-            raise Refused(f"standby {standby} {'has not parked yet' if worker.parked is None else 'is stopped by a signal'}")
+            raise Refused(f"hot spare {hot_spare} {'has not parked yet' if worker.parked is None else 'is stopped by a signal'}")
         return worker
 
     def _begin(self, table: RankTableUpdate, taken: dict[int, Worker]) -> None:
@@ -189,45 +189,45 @@ class InProcessRecovery:
         workers.enter(table.generation, table.membership)
         workers.workers = dict(taken)
         for rank, worker in taken.items():
-            if worker.standby is None:
+            if worker.hot_spare is None:
                 worker.enter(table.generation)
                 service.emit("worker.kept", rank=rank, pid=worker.pid, generation=table.generation, grouped=worker.grouped)
                 continue
-            standby = worker.standby
-            del workers.standbys[standby]
+            hot_spare = worker.hot_spare
+            del workers.hot_spares[hot_spare]
             worker.activate(rank, workers.generation, workers.new_worker(rank).log)
             with suppress(OSError):  # the process opens it too, and reports when it cannot
                 worker.open_log(workers.plan.job if workers.plan is not None else "")
-            service.emit("worker.started", rank=rank, pid=worker.pid, generation=workers.generation, standby=standby)
+            service.emit("worker.started", rank=rank, pid=worker.pid, generation=workers.generation, hot_spare=hot_spare)
 
     # -- hot spares -----------------------------------------------------------------------------------------------------
 
-    def standby(self, standbys: NewStandbys) -> Message:
+    def start_hot_spares(self, hot_spares: NewHotSpares) -> Message:
         """Start processes that run the script as far as they can without a rank; one that lives already stays as it is."""
         workers = self._service.workers
         self.check_job()
         if not workers.warm:
-            raise Refused("standbys are forked from a fork server, and there is none on this node")
-        started = [number for number in standbys if number not in workers.standbys]
+            raise Refused("hot spares are forked from a fork server, and there is none on this node")
+        started = [number for number in hot_spares if number not in workers.hot_spares]
         for number in started:
-            worker = workers.standbys[number] = workers.new_worker(NO_RANK, standby=number)
-            workers.launch(worker, standbys[number])
+            worker = workers.hot_spares[number] = workers.new_worker(NO_RANK, hot_spare=number)
+            workers.launch(worker, hot_spares[number])
         return {"started": sorted(started)}
 
-    def drop(self, standbys: Numbers) -> Message:
-        """Kill standbys; those that have exited already count as dropped."""
+    def drop(self, hot_spares: Numbers) -> Message:
+        """Kill hot spares; those that have exited already count as dropped."""
         workers = self._service.workers
-        dropped = [number for number in standbys if number in workers.standbys]
+        dropped = [number for number in hot_spares if number in workers.hot_spares]
         for number in dropped:
-            workers.kill(workers.standbys[number])
+            workers.kill(workers.hot_spares[number])
         return {"dropped": sorted(dropped)}
 
-    def forward(self, message: Object, ranks: Numbers, standbys: Numbers) -> Message:
-        """Pass a message on to workers and standbys as it is, to all of them or to none."""
+    def forward(self, message: Object, ranks: Numbers, hot_spares: Numbers) -> Message:
+        """Pass a message on to workers and hot spares as it is, to all of them or to none."""
         workers = self._service.workers
         workers.reap()
         named = {f"rank {rank}": workers.workers.get(rank) for rank in ranks}
-        named |= {f"standby {number}": workers.standbys.get(number) for number in standbys}
+        named |= {f"hot spare {number}": workers.hot_spares.get(number) for number in hot_spares}
         targets = [worker for worker in named.values() if worker is not None and not worker.exited and worker.connection is not None]
         unreachable = [name for name, worker in named.items() if worker not in targets]
         if unreachable:

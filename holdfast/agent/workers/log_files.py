@@ -9,7 +9,7 @@ from typing import Final
 
 AGENT: Final = "agent.log"
 """The agent's own, in the folder of its node."""
-NAME: Final = re.compile(r"(?:rank|standby)-\d{1,9}\.log")
+NAME: Final = re.compile(r"(?:rank|hot-spare)-\d{1,9}\.log")
 """The only files in the folder that are given away."""
 JOB: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,127}")
 SHARED: Final = frozenset(

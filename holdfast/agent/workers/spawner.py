@@ -86,7 +86,7 @@ class SpawnPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What to run for one rank, one standby, or one helper."""
+    """What to run for one rank, one hot spare, or one helper."""
 
     argv: tuple[str, ...]
     """The complete command without a fork server; script and arguments with one."""

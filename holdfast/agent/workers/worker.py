@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.agent.connection import ClientConnection
 
 NO_RANK: Final = -1
-"""The rank of a standby."""
+"""The rank of a hot spare."""
 GPU_VARIABLES: Final = ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES")
 """Variables by which a rank chooses its GPU."""
 MAX_DEFERRED: Final = 4096
@@ -67,19 +67,19 @@ class StepTimings:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Worker:
-    """One rank's process; it may stay that over several generations, or have been a standby before."""
+    """One rank's process; it may stay that over several generations, or have been a hot spare before."""
 
     rank: int
     generation: int
     log: Path
-    standby: int | None = None
-    """Its number as a standby, until it becomes the worker of a rank."""
+    hot_spare: int | None = None
+    """Its number as a hot spare, until it becomes the worker of a rank."""
     request_id: int = -1
     """The number under which the spawner started it."""
     log_begin: int = 0
     """Size of the log when this worker started: what comes after is its own."""
     log_before: tuple[Path, int] | None = None
-    """The log it had as a standby, for as long as it has written nothing to the rank's."""
+    """The log it had as a hot spare, for as long as it has written nothing to the rank's."""
     error_file: Path | None = None
     """Where its script may leave the error that ends it."""
     pid: int | None = None
@@ -110,7 +110,7 @@ class Worker:
     grouped: bool = False
     """Its process groups are Holdfast's own: it can be kept when others are lost. A fresh rank joins living ones in no other way."""
     parked: Message | None = None
-    """What it reported when it was ready as a standby."""
+    """What it reported when it was ready as a hot spare."""
     gpu_variables: dict[str, str] = field(default_factory=dict)
     """Those of `GPU_VARIABLES` that are in its environment."""
     connection: ClientConnection | None = None
@@ -126,7 +126,7 @@ class Worker:
     @property
     def name(self) -> str:
         """Return how logs call it."""
-        return f"rank {self.rank}, generation {self.generation}" if self.standby is None else f"standby {self.standby}"
+        return f"rank {self.rank}, generation {self.generation}" if self.hot_spare is None else f"hot spare {self.hot_spare}"
 
     @property
     def is_ahead(self) -> bool:
@@ -146,9 +146,9 @@ class Worker:
         self.advance()
 
     def activate(self, rank: int, generation: int, log: Path) -> None:
-        """Turn a parked standby into the worker of *rank*, which will report steps."""
+        """Turn a parked hot spare into the worker of *rank*, which will report steps."""
         self.log_before = (self.log, self.log_begin)
-        self.standby, self.rank, self.log = None, rank, log
+        self.hot_spare, self.rank, self.log = None, rank, log
         self.managed, self.grouped, self.started = True, True, time.time()
         self.enter(generation)
 
@@ -176,7 +176,7 @@ class Worker:
             "printed": printed,
             "pid": self.pid,
             "snapshot": snapshot,
-            "paces": self.step_timings.newest(),
+            "step_timings": self.step_timings.newest(),
             "checks": list(self.checks),
         }
 

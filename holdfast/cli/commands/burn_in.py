@@ -24,7 +24,7 @@ from policies.burn_in import BurnInOutcome, explain_still_isolated, node_result,
 from policies.cordons import TESTABLE, Owner
 from policies.node_states import NodeState
 
-MARKS: Final = {CheckMark.PASSED: COLOURS["ok"], CheckMark.FAILED: COLOURS["unhealthy"], CheckMark.SKIPPED: COLOURS["unknown"]}
+MARKS: Final = {CheckMark.PASSED: COLOURS["healthy"], CheckMark.FAILED: COLOURS["unhealthy"], CheckMark.SKIPPED: COLOURS["unknown"]}
 
 
 def burn_in(nodes: Sequence[str], cluster_file: Path | None, *, short: bool, seconds: float | None, as_json: bool) -> int:
@@ -76,7 +76,7 @@ class _ProgressLines:
 
 def _show(repair: Repair, found: dict[str, BurnInOutcome], begun: Sequence[str], *, as_json: bool) -> None:
     after = repair.known()
-    moves = dict(repair.moves)
+    moves = dict(repair.transitions)
     if as_json:
         rows = [_record(one, str(after[node].state), node in begun) for node, one in found.items()]
         echo_json({"cluster": repair.cluster.name, "short": repair.plan.short, "nodes": rows})

@@ -21,7 +21,7 @@ from holdfast.report.wording import count, plural, visible
 
 QUOTED: Final = 500
 """Characters of a line that a classification repeats."""
-_BENIGN: Final = ', "verdict": "benign", "kind": null, "blame": "none", "recommended_action": null, "action": null}\n'
+_BENIGN: Final = ', "classification": "benign", "kind": null, "attributed_to": "none", "recommended_action": null, "action": null}\n'
 
 
 def classify_log(log: Path | None, *, as_json: bool) -> int:
@@ -86,9 +86,9 @@ def _json_of_kind(kind: str) -> str:
     """Return the fields that are the same for every fault of *kind*."""
     entry = CATALOGUE[kind]
     fields = {
-        "verdict": "fault",
+        "classification": "fault",
         "kind": kind,
-        "blame": entry.blame,
+        "attributed_to": entry.attributed_to,
         "recommended_action": entry.recommended_action,
         "action": entry.action,
     }
@@ -99,4 +99,4 @@ def _line(fault: Classification) -> str:
     entry = CATALOGUE[fault.kind]
     first, *more = visible(fault.text[:QUOTED]).splitlines() or [""]
     last = f" … {more[-1].strip()}" if more else ""
-    return f"{fault.line}: {fault.kind} ({entry.recommended_action}, attributed to {entry.blame}): {first.strip()}{last}"
+    return f"{fault.line}: {fault.kind} ({entry.recommended_action}, attributed to {entry.attributed_to}): {first.strip()}{last}"

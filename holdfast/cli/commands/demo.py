@@ -118,7 +118,10 @@ def _job(name: str, folder: Path) -> TrainingJob:
             "spare_nodes": 1,
             "nproc_per_node": 2,
             "hot_spares": 2,
-            "checkpoint": {"interval": 5, "memory": {"max_overhead": "25%"}},  # with more ranks than cores the default makes snapshots rarer
+            "checkpoint": {
+                "interval": 5,
+                "memory": {"max_overhead": "25%"},
+            },  # with more ranks than cores the default makes snapshots rarer
             "env": {VISIBLE: ""},  # it trains on the CPU, so that its nodes need no GPU
         }
     )

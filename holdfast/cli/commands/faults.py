@@ -10,7 +10,7 @@ from typing import Any
 
 from detectors.all_kinds import by_place, words_of
 from detectors.associations import ASSOCIATIONS, traits_of
-from detectors.catalogue import AREAS, CATALOGUE, Area, Blame, FaultKind, RecommendedAction
+from detectors.catalogue import AREAS, CATALOGUE, Area, Attribution, FaultKind, RecommendedAction
 from holdfast.cli.output import clock, echo, echo_facts, echo_json, echo_table, heading, hint
 from holdfast.errors import UnknownFault, UnknownOptionValue
 from holdfast.report.wording import plural
@@ -24,11 +24,11 @@ class FaultFilter:
     area: str | None = None
     component: str | None = None
     recommended_action: str | None = None
-    blame: str | None = None
+    attributed_to: str | None = None
 
     def includes(self, one: FaultKind) -> bool:
         """Return whether *one* matches."""
-        exact = ("area", "component", "recommended_action", "blame")
+        exact = ("area", "component", "recommended_action", "attributed_to")
         text = f"{one.id} {one.title} {one.source} {one.action} {one.in_logs}".lower()
         return all(getattr(self, name) in (None, getattr(one, name)) for name in exact) and all(
             word in text for word in (self.words or "").lower().split()
@@ -36,7 +36,12 @@ class FaultFilter:
 
     def check(self) -> None:
         """Refuse values that no kind can have: an empty list would suggest that there are no such faults."""
-        known: dict[str, Iterable[str]] = {"area": Area, "component": AREAS, "recommended_action": RecommendedAction, "blame": Blame}
+        known: dict[str, Iterable[str]] = {
+            "area": Area,
+            "component": AREAS,
+            "recommended_action": RecommendedAction,
+            "attributed_to": Attribution,
+        }
         for name, values in known.items():
             given = getattr(self, name)
             if given is not None and given not in tuple(values):
@@ -56,7 +61,7 @@ def list_kinds(*, as_json: bool, **fields: str | None) -> int:
         return 0
     echo_table(
         ("KIND", "AREA", "COMPONENT", "RECOMMENDED", "BLAME", "WHAT IT IS"),
-        [(one.id, one.area, one.component, one.recommended_action, one.blame, one.title) for one in kinds],
+        [(one.id, one.area, one.component, one.recommended_action, one.attributed_to, one.title) for one in kinds],
     )
     hint(f"{plural(len(kinds), 'kind')} of {len(CATALOGUE)}. `holdfast faults show KIND` explains one.")
     return 0
@@ -75,7 +80,7 @@ def show_kind(kind: str, *, as_json: bool) -> int:
         ("component", f"{one.area}, {one.component}"),
         ("detected by", one.source),
         ("recommended", one.recommended_action),
-        ("attributed to", one.blame),
+        ("attributed to", one.attributed_to),
         ("what to do", one.action),
         ("unhealthy", words_of(one.unhealthy)),
         ("healthy", words_of(one.healthy)),
@@ -107,7 +112,7 @@ def record(one: FaultKind) -> dict[str, Any]:
         "component": one.component,
         "source": one.source,
         "recommended_action": one.recommended_action,
-        "blame": one.blame,
+        "attributed_to": one.attributed_to,
         "action": one.action,
         "reference": one.reference,
         "unhealthy": words_of(one.unhealthy),

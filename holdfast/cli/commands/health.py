@@ -58,7 +58,7 @@ def check_cluster(cluster_file: Path, *, deadline: float, as_json: bool) -> int:
         echo_json({"cluster": checkup.cluster, "at": checkup.at, "seconds": checkup.seconds, "nodes": nodes, "changes": changes})
     else:
         _show_cluster(checkup)
-    return int(any(one.status != NodeHealthState.OK for one in checkup.assessments.values()))
+    return int(any(one.status != NodeHealthState.HEALTHY for one in checkup.assessments.values()))
 
 
 def _show_cluster(checkup: Checkup) -> None:
@@ -146,7 +146,7 @@ def _fault_record(fault: Fault) -> dict[str, Any]:
         **{name: value for name, value in dataclasses.asdict(fault).items() if value not in (None, "")},
         "title": entry.title,
         "recommended_action": entry.recommended_action,
-        "blame": entry.blame,
+        "attributed_to": entry.attributed_to,
         "action": entry.action,
     }
 

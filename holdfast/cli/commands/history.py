@@ -116,7 +116,7 @@ def _job_record(book: History, job: Job) -> dict[str, Any]:
 def _show_job(book: History, job: Job, *, as_json: bool) -> None:
     rows: dict[str, Sequence[SQLModel]] = {
         "generations": queries.generations(book, job.id),
-        "moves": queries.transitions(book, job.id),
+        "transitions": queries.transitions(book, job.id),
         "incidents": queries.incidents(book, job.id),
         "decisions": queries.decisions(book, job.id),
         "checkpoints": queries.checkpoints(book, job.id),
@@ -171,10 +171,10 @@ def _recovery_lines(book: History, job: Job, incidents: Sequence[Incident]) -> I
     numbers = {one.id: one.number for one in incidents}
     decisions = queries.decisions(book, job.id)
     reasons = {decision.reason for decision in decisions}
-    for move in queries.transitions(book, job.id):
-        text = move.after if move.reason in reasons else f"{move.after}: {move.reason}"
-        brief = in_recovery(move.at, incidents) and move.after not in ALWAYS_SHOWN
-        yield HistoryLine(at=move.at, id=move.id, text=text, style="dim" if brief else "")
+    for transition in queries.transitions(book, job.id):
+        text = transition.after if transition.reason in reasons else f"{transition.after}: {transition.reason}"
+        brief = in_recovery(transition.at, incidents) and transition.after not in ALWAYS_SHOWN
+        yield HistoryLine(at=transition.at, id=transition.id, text=text, style="dim" if brief else "")
     for decision in decisions:
         text = f"incident {numbers.get(decision.incident_id, '?')}: {decision.action}, because {decision.reason}"
         yield HistoryLine(at=decision.at, id=decision.id, text=text)
@@ -196,7 +196,7 @@ def _incident_table(incidents: Sequence[Incident], zero: float) -> None:
             duration(one.downtime_s),
             NOTHING if one.steps_lost is None else plural(one.steps_lost, "step"),
             one.kind,
-            one.subject,
+            one.target,
         ]
         for one in incidents
     ]
@@ -208,18 +208,18 @@ def _incident_table(incidents: Sequence[Incident], zero: float) -> None:
 
 def _show_incident(book: History, one: Incident, *, as_json: bool) -> None:
     faults, decisions = queries.faults(book, incident_id=one.id), queries.decisions(book, incident_id=one.id)
-    phases, verdicts = queries.phases(book, one.id), queries.diagnoses(book, incident_id=one.id)
+    phases, diagnoses = queries.phases(book, one.id), queries.diagnoses(book, incident_id=one.id)
     with book.session() as session:
         job = session.get(Job, one.job_id)
     name = job.name if job else one.job_id
     if as_json:
-        parts: dict[str, Sequence[SQLModel]] = {"faults": faults, "verdicts": verdicts, "decisions": decisions, "phases": phases}
+        parts: dict[str, Sequence[SQLModel]] = {"faults": faults, "diagnoses": diagnoses, "decisions": decisions, "phases": phases}
         echo_json({"job": name, **one.model_dump(), **{key: [row.model_dump() for row in rows] for key, rows in parts.items()}})
         return
-    heading(f"{name}, incident {one.number}: {one.kind} on {one.subject}, {one.outcome or 'open'}")
+    heading(f"{name}, incident {one.number}: {one.kind} on {one.target}, {one.outcome or 'open'}")
     echo_facts(list(_incident_facts(one)))
     _show_faults(faults)
-    _show_hypotheses(verdicts)
+    _show_hypotheses(diagnoses)
     _show_decisions(decisions)
     _show_phases(phases, one)
 
@@ -252,10 +252,10 @@ def _show_faults(faults: Sequence[FaultRecord]) -> None:
         section("Faults")
     shown: dict[str, str] = {}
     for fault in faults:
-        title = f"{fault.kind} on {fault.subject}"
+        title = f"{fault.kind} on {fault.target}"
         root = " (root cause)" if fault.root else ""
         step = f" at step {count(fault.step)}" if fault.step is not None else ""
-        echo(f"  {clock(fault.at)}  {title}{step}{root}: recommends {fault.recommended_action}, attributed to {fault.blame}")
+        echo(f"  {clock(fault.at)}  {title}{step}{root}: recommends {fault.recommended_action}, attributed to {fault.attributed_to}")
         for name, value in fault.evidence.items():
             if value not in (None, "", [], {}):
                 text = str(value).strip()
@@ -274,13 +274,13 @@ def _show_evidence(name: str, text: str) -> None:
         echo(f"            │ {line}")
 
 
-def _show_hypotheses(verdicts: Sequence[IncidentDiagnosis]) -> None:
-    found = list(hypotheses_of(verdicts))
+def _show_hypotheses(diagnoses: Sequence[IncidentDiagnosis]) -> None:
+    found = list(hypotheses_of(diagnoses))
     if found:
         section("Hypotheses")
     for one in found:
-        target = f", attributed to {one.blame}" if one.blame not in {"", "none"} else ""
-        echo(f"  {share(one.weight):>6}  {one.kind} of {one.subject}{target}")
+        target = f", attributed to {one.attributed_to}" if one.attributed_to not in {"", "none"} else ""
+        echo(f"  {share(one.confidence):>6}  {one.kind} of {one.target}{target}")
         for at, source, quote in one.evidence:
             echo(f"            {clock(at)}  {source}: {quote.splitlines()[0] if quote else NOTHING}")
         for name, symptoms in (("explains", one.explains), ("leaves unexplained", one.unexplained)):

@@ -139,8 +139,8 @@ def _leave_by(by: str | None, within: str | None, now: float) -> float | None:
 
 def _moved(done: CordonChanged) -> tuple[str, str]:
     """Return the state of the node before, and the change as text."""
-    before = str(done.moves[0].before if done.moves else done.node.state)
-    return before, f"{before} -> {done.node.state}" if done.moves else f"{done.node.state}, as before"
+    before = str(done.transitions[0].before if done.transitions else done.node.state)
+    return before, f"{before} -> {done.node.state}" if done.transitions else f"{done.node.state}, as before"
 
 
 def _show_change(cluster: Cluster, done: CordonChanged, *, as_json: bool) -> None:

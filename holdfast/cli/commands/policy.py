@@ -134,11 +134,9 @@ def explain(incident: str, job: str | None, *, as_json: bool) -> int:
         found = list(attempts(one, queries.decisions(history, incident_id=one.id), queries.transitions(history, one.job_id)))
     name = owner.name if owner else one.job_id
     if as_json:
-        echo_json(
-            {"job": name, "incident": one.number, "kind": one.kind, "subject": one.subject, "outcome": one.outcome, "attempts": found}
-        )
+        echo_json({"job": name, "incident": one.number, "kind": one.kind, "target": one.target, "outcome": one.outcome, "attempts": found})
         return 0
-    heading(f"{name}, incident {one.number}: {one.kind} on {one.subject}, {one.outcome or 'open'}")
+    heading(f"{name}, incident {one.number}: {one.kind} on {one.target}, {one.outcome or 'open'}")
     if not found:
         hint("No decision was made about it: " + ("it passed by itself." if one.outcome == "passed" else "see `holdfast show`."))
     for attempt in found:

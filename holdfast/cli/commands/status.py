@@ -105,10 +105,10 @@ def _snapshots(view: JobView) -> list[tuple[str, str]]:
 
 
 def _faults(history: History, view: JobView) -> list[tuple[str, str]]:
-    facts = [("warning", f"{one.kind} on {one.subject}: {one.evidence['quote']}") for one in view.warnings[-MAX_WARNINGS:]]
+    facts = [("warning", f"{one.kind} on {one.target}: {one.evidence['quote']}") for one in view.warnings[-MAX_WARNINGS:]]
     if now := view.incident:
         action = f", action: {now.action}" if now.action else ""
-        facts += [("open", f"incident {now.number} since {duration(view.at - now.fault_at)}: {now.kind} on {now.subject}{action}")]
+        facts += [("open", f"incident {now.number} since {duration(view.at - now.fault_at)}: {now.kind} on {now.target}{action}")]
     if view.incidents:
         facts += [("incidents", f"{len(view.incidents)}; `holdfast history {view.job.name}` lists them")]
     if view.generation is not None:

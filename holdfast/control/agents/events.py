@@ -41,7 +41,7 @@ class WorkerEvent(RankEvent):
     """Accepted from the agent of the rank's own node only."""
 
 
-class StandbyEvent(AgentEvent):
+class HotSpareEvent(AgentEvent):
     """An event about one hot spare."""
 
     id: Count
@@ -49,7 +49,7 @@ class StandbyEvent(AgentEvent):
     @property
     def who(self) -> tuple[str, int]:
         """Return the hot spare that it is about."""
-        return "standby", self.id
+        return "hot_spare", self.id
 
 
 class Reason(AgentEvent):
@@ -77,7 +77,7 @@ class WorkerStarted(WorkerEvent):
 
     at: Real
     pid: Count | None
-    standby: Count | None = None
+    hot_spare: Count | None = None
 
 
 class WorkerKept(WorkerEvent):
@@ -290,7 +290,7 @@ class RankHeartbeat(Record):
     printed: bool = True
     snapshot: SnapshotFacts = SnapshotFacts()
     replica: Count | None = None
-    paces: list[Annotated[list[Real], Field(min_length=4, max_length=4)]] = Field(default_factory=list)
+    step_timings: list[Annotated[list[Real], Field(min_length=4, max_length=4)]] = Field(default_factory=list)
     checks: list[ParameterDigest] = Field(default_factory=list)
 
 
@@ -331,7 +331,7 @@ class Saved(RankEvent):
     path: str
     seconds: Real
     size: Count
-    beside: Real | None = None
+    overlapped: Real | None = None
     """Seconds for which training continued while it was written."""
 
 
@@ -351,11 +351,11 @@ class Finished(RankEvent):
 # -- hot spares ------------------------------------------------------------------------------------------------------------
 
 
-class StandbyStarted(StandbyEvent):
+class HotSpareStarted(HotSpareEvent):
     """A hot spare has a process."""
 
 
-class StandbyReady(StandbyEvent):
+class HotSpareReady(HotSpareEvent):
     """A hot spare has warmed up and waits."""
 
     role: Count | None = None
@@ -364,7 +364,7 @@ class StandbyReady(StandbyEvent):
     coverage: dict[str, Any] = Field(default_factory=dict)
 
 
-class StandbyExited(StandbyEvent):
+class HotSpareExited(HotSpareEvent):
     """A hot spare has exited, or could not be started."""
 
     ordered: bool = False
@@ -374,42 +374,42 @@ class StandbyExited(StandbyEvent):
     code: Integer | None = None
 
 
-class StandbyProtocolMismatch(StandbyEvent, Reason):
+class HotSpareProtocolMismatch(HotSpareEvent, Reason):
     """A hot spare speaks another protocol than its agent; its messages are ignored."""
 
 
-class StandbyPrepared(StandbyEvent):
+class HotSparePrepared(HotSpareEvent):
     """A hot spare is ready for a planned generation."""
 
     for_generation: Count
 
 
-class StandbyUnprepared(StandbyEvent, Reason):
+class HotSpareUnprepared(HotSpareEvent, Reason):
     """A hot spare cannot get ready for a planned generation."""
 
     for_generation: Count
 
 
-class StandbySwitched(StandbyEvent):
+class HotSpareSwitched(HotSpareEvent):
     """A hot spare has switched to a planned generation."""
 
     for_generation: Count
     seconds: Real = 0.0
 
 
-class StandbyBroken(StandbyEvent):
+class HotSpareBroken(HotSpareEvent):
     """A hot spare has aborted its process groups."""
 
 
-class StandbyRecoveryFailed(StandbyEvent):
+class HotSpareRecoveryFailed(HotSpareEvent):
     """A hot spare cannot take the rank that it was given."""
 
 
-class StandbyRegrouped(StandbyEvent):
+class HotSpareRegrouped(HotSpareEvent):
     """A hot spare has joined a generation that is not on record yet."""
 
 
-class StandbyCoverage(StandbyEvent):
+class HotSpareCoverage(HotSpareEvent):
     """How much of its first step the warm-up of a hot spare had covered."""
 
 

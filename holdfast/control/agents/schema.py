@@ -65,7 +65,7 @@ class _About(Record):
     membership: dict[str, list[Count]]
     workers: dict[Digits, Count | None]
     grouped: list[Count]
-    standbys: dict[Digits, _HotSpare]
+    hot_spares: dict[Digits, _HotSpare]
     roles: _Roles | None
     memory: _Memstore | None
 

@@ -47,7 +47,7 @@ class JobCheckpoints:
             self.log.record_event(f"from {since} on a checkpoint every {plural(choice.every, 'step')}{before}: {choice.reason}")
         return None if choice is None else choice.every
 
-    def note_saved(self, seconds: float, beside: float | None) -> None:
+    def note_saved(self, seconds: float, overlapped: float | None) -> None:
         """Take into account that a checkpoint took *seconds*, and send rank 0 the interval that follows, for its next save.
 
         Sent again after each save once it has changed, as a command may be lost. Nothing depends on whether the ranks have received it:
@@ -55,7 +55,7 @@ class JobCheckpoints:
         """
         if self.interval is None:
             return
-        self.interval.note_saved(seconds, beside)
+        self.interval.note_saved(seconds, overlapped)
         generations = self.generations
         if self.machine.state is not State.RUNNING or self.incidents.current is not None or generations.migration is not None:
             return

@@ -26,7 +26,7 @@ from policies.placement import nodes_needed
 
 MAX_EVIDENCE: Final = 12
 """Pieces of evidence that are recorded with each hypothesis; the faults themselves have rows of their own."""
-MAX_SUBJECTS: Final = 8
+MAX_TARGETS: Final = 8
 READ_SECONDS: Final = 1.0
 """How long a recovery waits for the workers' last output to be read: no node is isolated before."""
 RECENT: Final = 7200.0
@@ -122,7 +122,7 @@ def recovery_case(run: JobController, incident: IncidentInWork | None, diagnosis
         blocked_reason=(incident.blocked_reason if incident is not None else "") or generations.why_not_kept(),
         ranks={node: tuple(ranks) for node, ranks in state.membership.items()},
         dead=state.dead(),
-        standbys=run.nodes.ready_hot_spares(),
+        hot_spares=run.nodes.ready_hot_spares(),
         roles=generations.roles,
         copies=complete_copies(generations.copies, generations.vacant()),
         replacement_attempts=incident.replacement_attempts if incident is not None else 0,
@@ -162,8 +162,8 @@ def row_of(
         incident_id=incident,
         at=time.time(),
         kind=root.kind,
-        subject=root.subject,
-        weight=diagnosis.candidates[0].weight if diagnosis.candidates else 1.0,
+        target=root.target,
+        confidence=diagnosis.candidates[0].confidence if diagnosis.candidates else 1.0,
         reason=diagnosis.reason,
         candidates=[record(one, recommended_actions) for one in diagnosis.candidates],
     )
@@ -174,16 +174,16 @@ def record(one: Candidate, recommended_actions: RecommendedActions = CATALOGUE_A
     fault = one.fault
     return {
         "kind": fault.kind,
-        "subject": fault.subject,
+        "target": fault.target,
         "node": fault.node,
         "rank": fault.rank,
         "device": fault.device,
-        "weight": one.weight,
-        "blame": str(fault.entry.blame),
+        "confidence": one.confidence,
+        "attributed_to": str(fault.entry.attributed_to),
         "recommended_action": str(recommended_actions.of(fault)),
         "rules": one.reason,
         "evidence": [
-            {"at": seen.at, "source": seen.source, "subject": seen.subject, "quote": seen.quote} for seen in one.evidence[:MAX_EVIDENCE]
+            {"at": seen.at, "source": seen.source, "target": seen.target, "quote": seen.quote} for seen in one.evidence[:MAX_EVIDENCE]
         ],
         "explains": _counted(one.explains),
         "unexplained": _counted(unexplained_faults(one, recommended_actions)),
@@ -191,7 +191,7 @@ def record(one: Candidate, recommended_actions: RecommendedActions = CATALOGUE_A
 
 
 def _counted(faults: Sequence[Fault]) -> list[dict[str, Any]]:
-    """Return the number of faults of each kind, with some subjects: ten thousand secondary failures are one line."""
+    """Return the number of faults of each kind, with some targets: ten thousand secondary failures are one line."""
     counts = Counter(fault.kind for fault in faults)
-    subjects = {kind: [fault.subject for fault in faults if fault.kind == kind][:MAX_SUBJECTS] for kind in counts}
-    return [{"kind": kind, "count": count, "subjects": subjects[kind]} for kind, count in counts.most_common()]
+    targets = {kind: [fault.target for fault in faults if fault.kind == kind][:MAX_TARGETS] for kind in counts}
+    return [{"kind": kind, "count": count, "targets": targets[kind]} for kind, count in counts.most_common()]

@@ -154,7 +154,7 @@ class JobFaults:
         if missing:
             return "; ".join(f"the agent of {node} is unreachable: {why}" for node, why in missing.items())
         found = self.acting()
-        return f"{found[0].kind} of {found[0].subject}: {found[0].quote}" if found else None
+        return f"{found[0].kind} of {found[0].target}: {found[0].quote}" if found else None
 
     # -- periodic checks ----------------------------------------------------------------------------------------------
 
@@ -209,8 +209,8 @@ class JobFaults:
             at=fault.at,
             kind=fault.kind,
             recommended_action=self.recommended_actions.of(fault),
-            subject=fault.subject,
-            blame=fault.entry.blame,
+            target=fault.target,
+            attributed_to=fault.entry.attributed_to,
             rank=fault.rank,
             node=fault.node,
             generation=self.generations.number,

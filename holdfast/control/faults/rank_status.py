@@ -41,9 +41,9 @@ class RankStatusQuery:
         state.asked_at = seen.at
         self.ask(state, {rank.node for rank in seen.ranks.values()}, {"do": "roll-call"})
 
-    def ask(self, state: GenerationState, nodes: Iterable[str], question: Message, *, ranks: list[int] | None = None) -> None:
+    def ask(self, state: GenerationState, nodes: Iterable[str], query: Message, *, ranks: list[int] | None = None) -> None:
         """Send a query to the ranks on *nodes*; the answers are events."""
-        facts = {"generation": state.generation, "query": question, "ranks": ranks}
+        facts = {"generation": state.generation, "query": query, "ranks": ranks}
         self._agents.send_commands_async(dict.fromkeys(set(nodes) & set(self._agents.alive()), facts), "query")
 
 
@@ -105,6 +105,6 @@ def _group(group: Mapping[str, Any]) -> GroupProgress:
 
 def _ranks(ranks: Any) -> tuple[int, ...]:  # noqa: ANN401 (an object or a list)
     if isinstance(ranks, dict):
-        first, pace, count = int(ranks["first"]), int(ranks["pace"]), int(ranks["count"])
-        return tuple(range(first, first + pace * count, pace))
+        first, stride, count = int(ranks["first"]), int(ranks["stride"]), int(ranks["count"])
+        return tuple(range(first, first + stride * count, stride))
     return tuple(int(rank) for rank in ranks)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from detectors.catalogue import Blame, Fault, RecommendedAction
+from detectors.catalogue import Attribution, Fault, RecommendedAction
 from detectors.codec import packed
 from detectors.stragglers import COMPUTE, HOST, LONG, cost_of, cost_of_links, settled
 from holdfast.agent.workers.worker import BLOCK
@@ -25,7 +25,7 @@ from policies.slowness import PastMigration, StragglerAction, StragglerCase, Str
 
 MOVABLE: Final = frozenset({COMPUTE.id, HOST.id})
 """Kinds of slow ranks that a migration to another node may cure."""
-DEGRADING: Final = frozenset({Blame.GPU, Blame.NODE, Blame.NETWORK, Blame.STORAGE})
+DEGRADING: Final = frozenset({Attribution.GPU, Attribution.NODE, Attribution.NETWORK, Attribution.STORAGE})
 """What a node's fault is attributed to when it may slow its ranks down."""
 NEGLIGIBLE: Final = 0.01
 """Share of a step below which slowness is recorded and not reported."""
@@ -90,13 +90,17 @@ class Stragglers:
 
     def note(self, fault: Fault) -> None:
         """Watch a node with a fault through which training continues: the coming steps show what it costs."""
-        if fault.node is not None and fault.entry.blame in DEGRADING and self.policy.present.asks.of(fault) is not RecommendedAction.RECORD:
+        if (
+            fault.node is not None
+            and fault.entry.attributed_to in DEGRADING
+            and self.policy.present.asks.of(fault) is not RecommendedAction.RECORD
+        ):
             since = self.generations.state.step_before + (LONG + 1) * BLOCK
             self._watched.setdefault((fault.kind, fault.node, None), _WatchedRank(fault, fault.node, None, since))
 
     def poll(self, now: float) -> None:
         """Assess again what lasts, at *now* (monotonic)."""
-        if now < self._next or self.requests.moves:  # a running migration may cure more than one
+        if now < self._next or self.requests.migrations:  # a running migration may cure more than one
             return
         self._next = now + INTERVAL
         state = self.generations.state
@@ -161,7 +165,7 @@ class Stragglers:
             return None
         rank = max(costs, key=lambda rank: (costs[rank][1], -rank))
         step, lost = costs[rank]
-        if one.rank is None and one.fault.entry.blame is Blame.NETWORK:
+        if one.rank is None and one.fault.entry.attributed_to is Attribution.NETWORK:
             lost = max(lost, cost_of_links(breakdowns))
         until, wanted = state.until(), self.wanted
         if one.rank is None and wanted is StragglerAction.MIGRATE:  # that is for ranks that are known to be slow

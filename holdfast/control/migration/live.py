@@ -42,7 +42,7 @@ class Interrupted(Exception):
 
 def move(run: JobController) -> Transition:
     """Carry out the oldest requested migration."""
-    request, begin = run.requests.moves[0], time.monotonic()
+    request, begin = run.requests.migrations[0], time.monotonic()
     try:
         migration = RankMove(run, request)
         done = migration.carry_out()
@@ -122,7 +122,7 @@ class LiveChange:
         self.joiners = list(taken.values())
         nodes = ", ".join(set(places.values()))
         self.wait(lambda: hot_spares.are_ready(self.joiners), lambda: f"the hot spares on {nodes} have not warmed up")
-        return tuple(Placement(rank=rank, node=places[rank], standby=number) for rank, number in sorted(taken.items()))
+        return tuple(Placement(rank=rank, node=places[rank], hot_spare=number) for rank, number in sorted(taken.items()))
 
     def _plan(self, seats: tuple[Placement, ...], leavers: frozenset[int]) -> RankTable:
         """Agree on the next generation."""
@@ -130,7 +130,7 @@ class LiveChange:
         membership = membership_after(generations.state.membership, seats)
         store, serve = store_without(self.run, leavers, membership)
         generations.newest += 1  # whatever becomes of this, no other generation has this number
-        joiners = {seat.rank: seat.standby for seat in seats if seat.standby is not None}
+        joiners = {seat.rank: seat.hot_spare for seat in seats if seat.hot_spare is not None}
         generations.migration = MigrationState(
             generation=generations.newest,
             leavers=leavers,
@@ -154,7 +154,7 @@ class LiveChange:
             "generation": migration.generation,
             **shared_facts(run, rank_table),
             "leavers": sorted(migration.leavers),
-            "joiners": {str(seat.rank): {"node": seat.node, "standby": seat.standby} for seat in seats},
+            "joiners": {str(seat.rank): {"node": seat.node, "hot_spare": seat.hot_spare} for seat in seats},
         }
         nodes = {*run.generations.members, *(seat.node for seat in seats)}
         memory = run.checkpoints.replicas.servers(migration.membership, nodes)
@@ -162,11 +162,11 @@ class LiveChange:
         def send(node: str) -> None:
             client, message = run.agents.client(node), {**shared, "memory": memory[node]}
             for rank in run.generations.state.membership.get(node, ()):
-                client.send_command("forward", ranks=[rank], standbys=[], message={**message, "rank": rank})
+                client.send_command("forward", ranks=[rank], hot_spares=[], message={**message, "rank": rank})
             for seat in (seat for seat in seats if seat.node == node):
                 environment = run.generations.seat_environment(seat.rank, seat.node, number=migration.generation, rank_table=rank_table)
                 own = {"rank": seat.rank, "environment": environment, "log": f"{run.agents.logs(node)}/rank-{seat.rank}.log"}
-                client.send_command("forward", ranks=[], standbys=[seat.standby], message={**message, **own})
+                client.send_command("forward", ranks=[], hot_spares=[seat.hot_spare], message={**message, **own})
 
         self.check_failures(run.agents.each(nodes, send))
         self.wait(lambda: migration.is_prepared, lambda: f"{migration.unprepared} did not get ready")
@@ -191,8 +191,8 @@ class LiveChange:
         facts = {}
         for node in {*members, *node_of.values()}:
             ranks = [rank for rank in state.membership.get(node, ()) if not state.ranks[rank].ended]
-            standbys = [number for number, other in node_of.items() if other == node]
-            facts[node] = {"ranks": ranks, "standbys": standbys, "message": message}
+            hot_spares = [number for number, other in node_of.items() if other == node]
+            facts[node] = {"ranks": ranks, "hot_spares": hot_spares, "message": message}
         return self.run.agents.send_commands(facts, "forward")
 
     def _record(self, seats: tuple[Placement, ...], rank_table: RankTable, *, reason: str, source: str | None) -> None:

@@ -142,8 +142,8 @@ class Approvals:
                 if self._new and self._new[0].nodes == put.nodes:
                     self._new.popleft()
                 self._open[put.number] = put
-            self.record_event(f"question {put.number}: {put.reason}. {how_to_answer(put)}")
-            self.publish("asked", {"question": put})
+            self.record_event(f"approval {put.number}: {put.reason}. {how_to_answer(put)}")
+            self.publish("asked", {"approval": put})
         for number in [one.number for one in self._open.values() if (one.about, frozenset(one.nodes)) in self._withdraw]:
             self._reply(number, ApprovalAnswer(answer=WITHDRAWN, comment="no answer is needed any more"))
         self._withdraw.clear()
@@ -156,8 +156,8 @@ class Approvals:
             del self._open[number]
             if row.answer != WITHDRAWN:
                 self._answered.append(row)
-        self.record_event(f"question {number} is answered: {approvals.describe(row)}")
-        self.publish("answered", {"question": row})
+        self.record_event(f"approval {number} is answered: {approvals.describe(row)}")
+        self.publish("answered", {"approval": row})
 
     def _answer_overdue(self) -> None:
         """Give requests past their deadline the default answer; without the history, for this controller only."""
@@ -182,8 +182,8 @@ class Approvals:
             self._reply(number, ApprovalAnswer(answer=WITHDRAWN, comment="the job has ended"))
 
 
-def how_to_answer(question: ApprovalRequest) -> str:
+def how_to_answer(request: ApprovalRequest) -> str:
     """Return the commands that answer the request, and what happens when nobody does."""
-    default = {KEEP: "they stay", ISOLATE: "they are isolated"}[question.otherwise]
-    when = time.strftime("%H:%M:%S", time.localtime(question.until))
-    return f"`holdfast approve {question.number}` or `holdfast approve {question.number} --refuse`; if nobody answers by {when}, {default}"
+    default = {KEEP: "they stay", ISOLATE: "they are isolated"}[request.otherwise]
+    when = time.strftime("%H:%M:%S", time.localtime(request.until))
+    return f"`holdfast approve {request.number}` or `holdfast approve {request.number} --refuse`; if nobody answers by {when}, {default}"

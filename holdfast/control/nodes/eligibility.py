@@ -295,7 +295,7 @@ class NodeEligibility:
             self.record_event(f"{one.node} is not quarantined for {one.reason}: {answer.why}. It is suspect meanwhile")
             answer = record.apply(self.history, table, one.node, lambda node, limits: doubt(node, request, limits), now=now)
         if isinstance(answer, CordonChanged):
-            for move in answer.moves:
+            for move in answer.transitions:
                 self.record_event(f"{one.node}: {move.before} -> {move.after}: {move.reason}")
                 self.approvals.publish("node-moved", {"node": one.node, "move": move, "hold": answer.hold})
         elif isinstance(answer, OutOfDate):

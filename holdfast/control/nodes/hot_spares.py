@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
 
-from holdfast.control.agents.events import StandbyExited, StandbyReady
+from holdfast.control.agents.events import HotSpareExited, HotSpareReady
 from holdfast.control.agents.pool import AgentPool
 from holdfast.errors import WorldError
 from holdfast.protocol import Message
@@ -98,7 +98,7 @@ class HotSparePool:
         """Note that this id is taken: an earlier controller may have used it."""
         self._next = max(self._next, number + 1)
 
-    def note_ready(self, event: StandbyReady) -> None:
+    def note_ready(self, event: HotSpareReady) -> None:
         """Note that a hot spare has warmed up, and record it."""
         one = self.spares.get(event.id)
         if one is not None:
@@ -106,7 +106,7 @@ class HotSparePool:
                 self._record_event(f"hot spare {one.id} on {one.node} {_warm_up_text(event)}")
             one.ready, one.role = True, one.role if event.role is None else event.role
 
-    def note_exited(self, event: StandbyExited) -> None:
+    def note_exited(self, event: HotSpareExited) -> None:
         """Note that a hot spare has exited; one that was not ended by a command is recorded, and replaced."""
         one = self.spares.pop(event.id, None)
         if one is not None and not event.ordered:
@@ -133,7 +133,7 @@ class HotSparePool:
         for node in {self.spares[number].node for number in ids if number in self.spares}:
             here = [number for number in ids if number in self.spares and self.spares[number].node == node]
             self.take(here)
-            self._agents.send_command_async(node, "drop", standbys=here)
+            self._agents.send_command_async(node, "drop", hot_spares=here)
 
     def maintain(self, places: Sequence[str], wanted: HotSpareRequest) -> None:
         """Keep a hot spare on each of *places* (a node may be listed several times): start the missing ones.
@@ -156,13 +156,13 @@ class HotSparePool:
 
     def start(self, node: str, roles: Sequence[int], wanted: HotSpareRequest) -> list[int]:
         """Begin to start hot spares on *node*, one for each of *roles*; return their ids."""
-        standbys: list[dict[str, Any]] = []
+        hot_spares: list[dict[str, Any]] = []
         for role in roles:
             number, self._next = self._next, self._next + 1
             self.spares[number] = HotSpareState(id=number, node=node, role=role, world=wanted.world, agent=self._agents.agent(node))
-            standbys.append({"id": number, "environment": wanted.environment(min(wanted.roles[role]), number, role)})
-        ids = [one["id"] for one in standbys]
-        self._starting.append((ids, self._agents.send_command_async(node, "standby", standbys=standbys)))
+            hot_spares.append({"id": number, "environment": wanted.environment(min(wanted.roles[role]), number, role)})
+        ids = [one["id"] for one in hot_spares]
+        self._starting.append((ids, self._agents.send_command_async(node, "start-hot-spares", hot_spares=hot_spares)))
         return ids
 
     def settle(self) -> None:
@@ -207,7 +207,7 @@ def places_for(count: int, room: Mapping[str, int], members: Sequence[str], held
     return places + [others[place % len(others)] for place in range(rest)] if others else places
 
 
-def _warm_up_text(event: StandbyReady) -> str:
+def _warm_up_text(event: HotSpareReady) -> str:
     coverage = event.coverage
     after = f" after {wording.duration(event.seconds)}" if event.seconds is not None else ""
     memory = f", holding {wording.size(event.rss)} of memory" if event.rss is not None else ""
@@ -215,7 +215,7 @@ def _warm_up_text(event: StandbyReady) -> str:
     return f"has warmed up{after}{memory}{calls}"
 
 
-def _exit_text(event: StandbyExited) -> str:
+def _exit_text(event: HotSpareExited) -> str:
     if event.raised is not None:
         return f"raised {event.raised.type}: {event.raised.message}"[:300]
     if event.why:

@@ -179,6 +179,6 @@ class JobNodes:
         return {
             **self.generations.seat_environment(rank),
             **roles_environment(self.generations.roles, self.generations.recordings),
-            "HOLDFAST_STANDBY": str(number),
+            "HOLDFAST_HOT_SPARE": str(number),
             "HOLDFAST_WAITING_ROLE": str(role),
         }

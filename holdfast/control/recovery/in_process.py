@@ -111,13 +111,13 @@ def start(run: JobController, decision: Decision, _seconds: float) -> None:
     }
     failed = failures(run.agents.send_commands(facts, "regroup"))
     for node, own in workers.items():
-        standbys = [worker["standby"] for worker in own if worker["from"] == "standby"]
+        numbers = [worker["hot_spare"] for worker in own if worker["from"] == "hot-spare"]
         if node in failed:
-            hot_spares.drop(standbys)
+            hot_spares.drop(numbers)
             generations.state.note_missing(worker["rank"] for worker in own if worker["from"] != "kept")
         else:
             generations.sent_to[node] = generations.number
-            hot_spares.take(standbys)
+            hot_spares.take(numbers)
     _note_rejected(run, failed)
 
 
@@ -138,9 +138,9 @@ def shared_facts(run: JobController, rank_table: RankTable) -> dict[str, Any]:
 def worker_facts(run: JobController, node: str, rank: int, seat: Placement | None) -> dict[str, Any]:
     """Return what the agent of *node* must know about *rank*, which runs there; without a *seat* its process is kept."""
     if seat is None:
-        return {"rank": rank, "from": "kept", "standby": None, "environment": {}}
+        return {"rank": rank, "from": "kept", "hot_spare": None, "environment": {}}
     environment = run.generations.seat_environment(rank, node)
-    if seat.standby is not None:
-        return {"rank": rank, "from": "standby", "standby": seat.standby, "environment": environment}
+    if seat.hot_spare is not None:
+        return {"rank": rank, "from": "hot-spare", "hot_spare": seat.hot_spare, "environment": environment}
     environment |= {"HOLDFAST_FRESH": "1", **roles_environment(run.generations.roles, run.generations.recordings)}
-    return {"rank": rank, "from": "fresh", "standby": None, "environment": environment}
+    return {"rank": rank, "from": "fresh", "hot_spare": None, "environment": environment}

@@ -38,7 +38,7 @@ def open_incident(run: JobController, diagnosis: Diagnosis, detected: float, act
             job_id=run.job.id,
             number=run.incidents.count,
             kind=root.kind,
-            subject=root.subject,
+            target=root.target,
             fault_at=min(root.at if any(root.at == fault.at for fault in acting) else min(fault.at for fault in acting), detected),
             detected_at=detected,
             generation_before=run.generations.number,
@@ -50,8 +50,8 @@ def open_incident(run: JobController, diagnosis: Diagnosis, detected: float, act
         run.recorder.add(row)
         run.log.publish("opened", {"incident": incident})
     elif root.entry.weight > CATALOGUE[incident.row.kind].weight:
-        incident.row.kind, incident.row.subject = root.kind, root.subject
-        run.recorder.amend(models.Incident, incident.row.id, kind=root.kind, subject=root.subject)
+        incident.row.kind, incident.row.target = root.kind, root.target
+        run.recorder.amend(models.Incident, incident.row.id, kind=root.kind, target=root.target)
     known, kinds = set(incident.faults), Counter(fault.kind for fault in incident.faults)
     for fault in incident_faults(diagnosis, acting):
         if fault not in known:

@@ -27,7 +27,7 @@ INTERVAL: Final = 1.0
 
 
 def wait_for_approval(run: JobController) -> Transition:
-    """Request a person's approval to isolate nodes, and wait for the answer or until the question has changed; training continues."""
+    """Request a person's approval to isolate nodes, and wait for the answer or until the request has changed; training continues."""
     incident, decision = decided(run)
     state = run.generations.state
     missing, spares = run.faults.missing_members().keys(), set(run.nodes.spares())
@@ -63,7 +63,7 @@ def _answered(run: JobController, incident: IncidentInWork, answer: ApprovalRequ
         run.nodes.eligibility.approve(answer.picked, answer.by)
         run.nodes.eligibility.keep(kept, answer.answered_at or time.time())
     incident.lap("wait", time.time())
-    return Transition(Event.ANSWERED, f"question {answer.number}: {approvals.describe(answer)}")
+    return Transition(Event.ANSWERED, f"approval {answer.number}: {approvals.describe(answer)}")
 
 
 def wait_for_capacity(run: JobController) -> Transition:

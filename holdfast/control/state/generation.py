@@ -232,7 +232,7 @@ class GenerationState:
         self._now = now
         if isinstance(event, RankEvent):
             self.unseen.discard(event.rank)
-            if shows_progress and not (isinstance(event, Saved) and event.beside):
+            if shows_progress and not (isinstance(event, Saved) and event.overlapped):
                 self.ranks[event.rank].progress_at = now
 
     def keep(self, before: GenerationState, recommended_actions: RecommendedActions = CATALOGUE_ACTIONS) -> None:
@@ -261,7 +261,7 @@ class GenerationState:
         """Note its process; an activated hot spare reports steps."""
         view = self.ranks[event.rank]
         view.pid, view.started, view.started_at = event.pid, event.at, self._now
-        if event.standby is not None:
+        if event.hot_spare is not None:
             view.hello = view.managed = True  # it had warmed up
 
     def on_worker_kept(self, _node: str, event: WorkerKept) -> None:
@@ -345,7 +345,7 @@ class GenerationState:
                 if view.printed_at is None and beat.printed:
                     view.printed_at = self._now
                 self._advance(view, beat.step or 0)
-                self._note_breakdowns(view, beat.paces)
+                self._note_breakdowns(view, beat.step_timings)
                 self._note_checks(view, beat.checks)
 
     def _note_breakdowns(self, view: RankState, blocks: Iterable[list[float]]) -> None:

@@ -18,7 +18,7 @@ class MigrationState:
     """Rank to the hot spare that takes it."""
     ranks: frozenset[int]
     prepared: set[tuple[str, int]] = field(default_factory=set)
-    """The processes that are ready: ("rank", its number) or ("standby", its number)."""
+    """The processes that are ready: ("rank", its number) or ("hot_spare", its number)."""
     switched: set[tuple[str, int]] = field(default_factory=set)
     departed: set[int] = field(default_factory=set)
     pause: float = 0.0
@@ -59,4 +59,4 @@ class MigrationState:
 
     def _processes(self, ranks: frozenset[int]) -> set[tuple[str, int]]:
         """Return the processes of *ranks*, and the hot spares that join."""
-        return {("rank", rank) for rank in ranks} | {("standby", one) for one in self.joiners.values()}
+        return {("rank", rank) for rank in ranks} | {("hot_spare", one) for one in self.joiners.values()}

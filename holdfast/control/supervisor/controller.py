@@ -331,7 +331,9 @@ class JobController:
         """Report what threads found while the controller did something else: nodes, preflight checks, the network, agents that are back."""
         generations = self.generations
         if self.incidents.current is None or self.state is State.WAITING:
-            self.log.publish("nodes", self.node_overview())
+            overview = self.node_overview()
+            self.log.publish("nodes", overview)
+            generations.record_reserve(overview)
         for why, nodes in self.nodes.preflight.news(generations.members).items():
             self.log.record_event(f"{', '.join(nodes)}: {why}")
         for text in self.faults.network_check.news():
@@ -346,7 +348,7 @@ class JobController:
         """Take over what the agent of *node*, which ran already, reports of its ranks and hot spares."""
         generations = self.generations
         generations.sent_to[node] = int(status["generation"])
-        self.nodes.hot_spares.reattach(node, status.get("standbys") or {}, generations.rank_table.width)
+        self.nodes.hot_spares.reattach(node, status.get("hot_spares") or {}, generations.rank_table.width)
         generations.state.unseen.difference_update(generations.state.membership.get(node, ()))
         for rank in status.get("grouped") or () if status["generation"] == generations.number else ():
             if rank in generations.state.ranks:

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 SIGNAL: Final = signal.SIGUSR1
 SETTING: Final = "HOLDFAST_SIGTERM"
-"""What SIGTERM to a flow means: `STOP`, or `DETACH` where its sender, such as a batch system, ends the process and not the job."""
+"""What SIGTERM to a controller means: `STOP`, or `DETACH` where its sender, such as a batch system, ends the process and not the job."""
 STOP: Final = "stop"
 DETACH: Final = "detach"
 SYSTEMCTL_SECONDS: Final = 2.0
-"""How long systemd may take to answer whether it stops: a flow that has to end has few seconds itself."""
+"""How long systemd may take to answer whether it stops: a controller that has to end has few seconds itself."""
 SYSTEMD_SHUTDOWN: Final = "systemd-shutdow"
 """Name of process 1 once systemd has stopped all units (the kernel keeps 15 letters)."""
 ANSWER_SECONDS: Final = 5.0
@@ -161,7 +161,7 @@ def _why_to_detach(run: JobController, how: str) -> str:
     """Return why the sender of the signal did not mean the job: by the setting, or as the machine, which has no part of it, shuts down."""
     if sigterm_detaches():
         return how
-    return "the machine of the flow shuts down" if run.agents.source.remote and machine_shuts_down() else ""
+    return "the machine of the controller shuts down" if run.agents.source.remote and machine_shuts_down() else ""
 
 
 @contextmanager

@@ -15,6 +15,12 @@ from detectors.xids import UNUSABLE
 from holdfast.control.agents.event_queue import EventQueue
 from holdfast.control.agents.events import (
     AgentEvent,
+    HotSpareExited,
+    HotSparePrepared,
+    HotSpareReady,
+    HotSpareStarted,
+    HotSpareSwitched,
+    HotSpareUnprepared,
     MemstoreFull,
     MemstoreUnavailable,
     NodeCounterIncreases,
@@ -30,12 +36,6 @@ from holdfast.control.agents.events import (
     ReplicaRestored,
     Resumed,
     Saved,
-    StandbyExited,
-    StandbyPrepared,
-    StandbyReady,
-    StandbyStarted,
-    StandbySwitched,
-    StandbyUnprepared,
     Steps,
     StorageErrorEvent,
     WorkerDeparted,
@@ -216,17 +216,17 @@ class EventHandlers:
             self.generations.copies = tuple(tuple(ranks) for ranks in event.copies or ())
             self.generations.record_facts()
 
-    def on_prepared(self, _node: str, event: WorkerPrepared | StandbyPrepared) -> None:
+    def on_prepared(self, _node: str, event: WorkerPrepared | HotSparePrepared) -> None:
         """Note which process is ready for the planned generation."""
         if self.generations.migration is not None:
             self.generations.migration.note_prepared(event.who, event.for_generation)
 
-    def on_unprepared(self, _node: str, event: WorkerUnprepared | StandbyUnprepared) -> None:
+    def on_unprepared(self, _node: str, event: WorkerUnprepared | HotSpareUnprepared) -> None:
         """Note which process cannot get ready for the planned generation, and why."""
         if self.generations.migration is not None:
             self.generations.migration.note_refused(event.who, event.for_generation, event.why)
 
-    def on_switched(self, _node: str, event: WorkerSwitched | StandbySwitched) -> None:
+    def on_switched(self, _node: str, event: WorkerSwitched | HotSpareSwitched) -> None:
         """Note which process entered the planned generation."""
         if self.generations.migration is not None:
             self.generations.migration.note_switched(event.who, event.for_generation, event.seconds)
@@ -236,15 +236,15 @@ class EventHandlers:
         if self.generations.migration is not None:
             self.generations.migration.departed.add(event.rank)
 
-    def on_standby_started(self, _node: str, event: StandbyStarted) -> None:
+    def on_hot_spare_started(self, _node: str, event: HotSpareStarted) -> None:
         """Note that its number is taken."""
         self.nodes.hot_spares.note_started(event.id)
 
-    def on_standby_ready(self, _node: str, event: StandbyReady) -> None:
+    def on_hot_spare_ready(self, _node: str, event: HotSpareReady) -> None:
         """Note that it can take a rank."""
         self.nodes.hot_spares.note_ready(event)
 
-    def on_standby_exited(self, _node: str, event: StandbyExited) -> None:
+    def on_hot_spare_exited(self, _node: str, event: HotSpareExited) -> None:
         """Note that it is missing."""
         self.nodes.hot_spares.note_exited(event)
 
@@ -282,9 +282,11 @@ class EventHandlers:
         if event.step <= self._saved:
             return
         self._saved = self._complete[event.path] = event.step
-        facts, beside = event.model_dump(include={"at", "step", "path", "seconds", "size"}), event.beside or None
-        self.log.recorder.add(models.Checkpoint(job_id=self.log.job.id, generation=self.generations.number, overlapped_s=beside, **facts))
-        self.checkpoints.note_saved(event.seconds, beside)
+        facts, overlapped = event.model_dump(include={"at", "step", "path", "seconds", "size"}), event.overlapped or None
+        self.log.recorder.add(
+            models.Checkpoint(job_id=self.log.job.id, generation=self.generations.number, overlapped_s=overlapped, **facts)
+        )
+        self.checkpoints.note_saved(event.seconds, overlapped)
 
     def on_storage_error(self, node: str, event: StorageErrorEvent) -> None:
         """Record a problem with a checkpoint; training goes on, so no transition follows."""

@@ -25,7 +25,7 @@ class Sender(StrEnum):
     """Who an event comes from; whatever does not come from the agent itself goes through it."""
 
     WORKER = "worker"
-    STANDBY = "standby"
+    HOT_SPARE = "hot-spare"
     AGENT = "agent"
     MONITOR = "monitor"
     MEMORY = "memory server"
@@ -51,7 +51,7 @@ class AgentEventKind(Generic[E]):
     """Whether something is recorded for each: a node that sends too many has the rest dropped."""
 
 
-_W, _S, _A = (Sender.WORKER,), (Sender.STANDBY,), (Sender.AGENT,)
+_W, _S, _A = (Sender.WORKER,), (Sender.HOT_SPARE,), (Sender.AGENT,)
 _MON, _MEM = (Sender.MONITOR,), (Sender.MEMORY,)
 
 KINDS: Final[tuple[AgentEventKind[Any], ...]] = (
@@ -92,21 +92,21 @@ KINDS: Final[tuple[AgentEventKind[Any], ...]] = (
         "saved", (Sender.WORKER, Sender.WRITER), events.Saved, record=EventHandlers.on_saved, shows_progress=True, budgeted=True
     ),
     AgentEventKind(
-        "storage_error", (Sender.WORKER, Sender.WRITER), events.StorageErrorEvent, record=EventHandlers.on_storage_error, budgeted=True
+        "storage-error", (Sender.WORKER, Sender.WRITER), events.StorageErrorEvent, record=EventHandlers.on_storage_error, budgeted=True
     ),
     AgentEventKind("finished", _W, events.Finished, shows_progress=True),
     # Hot spares.
-    AgentEventKind("standby.started", _A, events.StandbyStarted, record=EventHandlers.on_standby_started),
-    AgentEventKind("standby.ready", _S, events.StandbyReady, record=EventHandlers.on_standby_ready),
-    AgentEventKind("standby.exited", _A, events.StandbyExited, record=EventHandlers.on_standby_exited),
-    AgentEventKind("standby.protocol-mismatch", _S, events.StandbyProtocolMismatch),
-    AgentEventKind("standby.prepared", _S, events.StandbyPrepared, record=EventHandlers.on_prepared),
-    AgentEventKind("standby.unprepared", _S, events.StandbyUnprepared, record=EventHandlers.on_unprepared),
-    AgentEventKind("standby.switched", _S, events.StandbySwitched, record=EventHandlers.on_switched),
-    AgentEventKind("standby.broken", _S, events.StandbyBroken),
-    AgentEventKind("standby.recovery-failed", _S, events.StandbyRecoveryFailed),
-    AgentEventKind("standby.regrouped", _S, events.StandbyRegrouped),
-    AgentEventKind("standby.coverage", _S, events.StandbyCoverage),
+    AgentEventKind("hot-spare.started", _A, events.HotSpareStarted, record=EventHandlers.on_hot_spare_started),
+    AgentEventKind("hot-spare.ready", _S, events.HotSpareReady, record=EventHandlers.on_hot_spare_ready),
+    AgentEventKind("hot-spare.exited", _A, events.HotSpareExited, record=EventHandlers.on_hot_spare_exited),
+    AgentEventKind("hot-spare.protocol-mismatch", _S, events.HotSpareProtocolMismatch),
+    AgentEventKind("hot-spare.prepared", _S, events.HotSparePrepared, record=EventHandlers.on_prepared),
+    AgentEventKind("hot-spare.unprepared", _S, events.HotSpareUnprepared, record=EventHandlers.on_unprepared),
+    AgentEventKind("hot-spare.switched", _S, events.HotSpareSwitched, record=EventHandlers.on_switched),
+    AgentEventKind("hot-spare.broken", _S, events.HotSpareBroken),
+    AgentEventKind("hot-spare.recovery-failed", _S, events.HotSpareRecoveryFailed),
+    AgentEventKind("hot-spare.regrouped", _S, events.HotSpareRegrouped),
+    AgentEventKind("hot-spare.coverage", _S, events.HotSpareCoverage),
     # Nodes.
     AgentEventKind("memstore.unavailable", _A, events.MemstoreUnavailable, record=EventHandlers.on_memstore_problem, budgeted=True),
     AgentEventKind("memstore.full", _MEM, events.MemstoreFull, record=EventHandlers.on_memstore_problem, budgeted=True),

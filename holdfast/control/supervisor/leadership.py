@@ -12,6 +12,7 @@ from typing import Final
 from holdfast.control.backup.standby import BackupPrerequisites, PartitionFailover
 from holdfast.control.supervisor.detach import Detach
 from holdfast.control.supervisor.flow_run import FlowRun
+from holdfast.control.supervisor.provenance import provenance
 from holdfast.errors import JobAlreadyRunning, OperatorError
 from holdfast.history import LEASE_SECONDS, History, Lease, acquire, acquire_when_free, holder_of, lease, models, queries, this_host
 from holdfast.history.errors import RetryingHistory
@@ -25,7 +26,7 @@ from policies.states import TERMINAL, State
 
 log = logging.getLogger("holdfast.control")
 
-HOLDER: Final = "the flow"
+HOLDER: Final = "the controller"
 POLL: Final = 0.2
 """Seconds between two polls of a standby controller: of the five that a failover may take, the lease takes three to expire."""
 RELEASE_SECONDS: Final = 60.0
@@ -61,7 +62,7 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class Deposed:
-    """Why this flow does not control the job: it was to detach before it had the lease."""
+    """Why this controller does not have the job: it was to detach before it had the lease."""
 
     reason: str
 
@@ -207,6 +208,7 @@ def _submission(spec: TrainingJob, cluster: Cluster) -> models.Job:
         cluster=cluster.model_dump(mode="json"),
         directory=str(job_directory(spec.name)),
         at=time.time(),
+        provenance=provenance(spec),
     )
 
 

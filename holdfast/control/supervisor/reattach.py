@@ -278,12 +278,12 @@ def _choose_state(run: JobController) -> None:
         run.generations.state.evidence.append(InterruptedRecovery(at=time.time(), state=run.state))
     if recovering and _was_in_process(run):
         assert run.incidents.current is not None
-        run.incidents.current.blocked_reason = "the flow died during an in-process recovery in this incident"
+        run.incidents.current.blocked_reason = "the controller died during an in-process recovery in this incident"
         run.incidents.current.tried.append(RecoveryAction.REPLACE_RANKS)
     if run.state is State.MIGRATING:
         _end_migration(run)
     elif recovering or (halfway and run.state is State.RESUMING):
-        run.move(Event.FAULTED, "the flow died during this recovery")
+        run.move(Event.FAULTED, "the controller died during this recovery")
 
 
 def _end_migration(run: JobController) -> None:
@@ -291,13 +291,13 @@ def _end_migration(run: JobController) -> None:
     run.generations.newest += 1  # the number that it was to get
     run.nodes.hot_spares.drop(list(run.nodes.hot_spares.spares))  # some may be ready for a rank that they will not get
     if run.generations.state.evidence:
-        run.move(Event.FAULTED, "the flow died during a planned migration")
+        run.move(Event.FAULTED, "the controller died during a planned migration")
         return
     for node, ranks in run.generations.state.membership.items():
         run.agents.send_command_async(
-            node, "forward", ranks=list(ranks), standbys=[], message={"do": "forget", "generation": run.generations.newest}
+            node, "forward", ranks=list(ranks), hot_spares=[], message={"do": "forget", "generation": run.generations.newest}
         )
-    run.move(Event.MOVE_FAILED, "the flow died during this migration; it is tried again")
+    run.move(Event.MOVE_FAILED, "the controller died during this migration; it is tried again")
 
 
 def _was_in_process(run: JobController) -> bool:

@@ -76,7 +76,7 @@ class Requests:
     def __init__(self, history: History, recorder: Recorder, lease: models.Lease, detach: Detach, flow_run: FlowRun) -> None:
         self._stop = ""
         self._flow_run = flow_run
-        self.moves: deque[MigrationRequest] = deque()
+        self.migrations: deque[MigrationRequest] = deque()
         """Migrations that are still to be carried out; their rows stay open until then."""
         self.outcomes: dict[str, str] = {}
         """Node to why the last migration of its ranks failed; empty where it succeeded."""
@@ -115,16 +115,16 @@ class Requests:
         """Request a migration from within the controller: it counts at once, and is on record for the next controller."""
         self._seen.add(row.id)
         self._recorder.add(row)
-        self.moves.append(MigrationRequest.of(row))
+        self.migrations.append(MigrationRequest.of(row))
 
     def asked_for(self, node: str) -> bool:
         """Return whether a migration of ranks of *node* is requested or in progress."""
-        return any(one.origin == node for one in self.moves)
+        return any(one.origin == node for one in self.migrations)
 
     def answer(self, request: MigrationRequest, outcome: str, *, done: bool, pause: float | None = None) -> models.Request:
         """Record the outcome of a migration and how many seconds it paused training; return its row as it is then."""
         with suppress(ValueError):
-            self.moves.remove(request)
+            self.migrations.remove(request)
         if request.origin is not None:
             self.outcomes[request.origin] = "" if done else outcome
         facts = {**request.facts, **({} if pause is None else {"pause": pause})}
@@ -141,7 +141,7 @@ class Requests:
             if request.kind == "migrate":
                 if request.id not in self._seen:
                     self._seen.add(request.id)
-                    self.moves.append(MigrationRequest.of(request))
+                    self.migrations.append(MigrationRequest.of(request))
                 continue
             if request.kind == "stop":
                 self.stop(f"{request.by} asked the job to stop")

@@ -57,7 +57,7 @@ Publish = Callable[[str, dict[str, Any]], None]
 SOON: Final = 10.0
 """Seconds within which a script that exits without having reported a step is suspicious."""
 END_SECONDS: Final = 10.0
-"""How long to wait for the database to store the last rows; the rest goes to the outbox file beside the job, to be stored next time."""
+"""How long to wait for the database to store the last rows; the outbox file of the job keeps the rest for the next time."""
 SPARE_SECONDS: Final = 5.0
 """How long a controller that detaches waits for a node that it is bringing up, so that the next one finds it either up or idle."""
 AWAY_SECONDS: Final = 600.0
@@ -90,7 +90,7 @@ def control_job(
                 _once_reachable(lambda: _absorb_all(history), spec.name)
                 leadership = stand_by(StandbyController(history, spec, prerequisites, wanted=cluster, flow_run=flow_run), detach)
             elif detach.why:
-                leadership = Deposed(f"the flow ends before it took the job: {detach.why}")
+                leadership = Deposed(f"the controller ends before it took the job: {detach.why}")
             else:
                 _absorb_all(history)
                 leadership = take_leadership(history, spec, cluster, flow_run)
@@ -110,7 +110,7 @@ def stop_without_controller(job: Job) -> None:
     """End *job*, which no controller has, with its workers and agents, and record it as cancelled; raise `JobAlreadyRunning` if one has."""
     with control_job(recorded_spec(job), recorded_cluster(job)) as run:
         if isinstance(run, JobController) and not run.ended:
-            run.move(Event.STOP_ASKED, "stopped while no flow controlled it")
+            run.move(Event.STOP_ASKED, "stopped while no controller ran it")
 
 
 def _once_reachable(act: Callable[[], T], job: str) -> T:
@@ -139,7 +139,7 @@ def _controlled(
         except (HoldfastError, GeneratorExit):
             raise
         except Exception:
-            run.log.record_event("the flow failed; training goes on under its agents. Run the same command again to reattach")
+            run.log.record_event("the controller failed; training continues under its agents. Run the same command again to reattach")
             raise
         except BaseException as error:  # a signal to this process, as Prefect or Python turn it into an exception
             end_at_once(run, error)
@@ -221,7 +221,7 @@ def _release(run: JobController) -> None:
     run.log.publish("released", {"over": run.ended})
     try:
         if run.detached and run.deposed_by is None:
-            run.log.record_event(f"the flow on {_this_machine()} detaches from the job, which trains on: {run.detach.why}")
+            run.log.record_event(f"the controller on {_this_machine()} detaches from the job; training continues: {run.detach.why}")
         if run.released and run.deposed_by is None:
             run.nodes.spare_pool.finish()
             with first_sigterm_ignored(run):

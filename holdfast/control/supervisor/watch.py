@@ -46,8 +46,8 @@ def poll(run: JobController) -> Transition | None:
     symptom = run.faults.symptom()
     if symptom:
         return Transition(Event.FAULTED, symptom)
-    if run.state is State.RUNNING and (run.requests.moves or run.scale_up.due):
-        return Transition(Event.MOVE_ASKED, run.requests.moves[0].describe() if run.requests.moves else run.scale_up.describe())
+    if run.state is State.RUNNING and (run.requests.migrations or run.scale_up.due):
+        return Transition(Event.MOVE_ASKED, run.requests.migrations[0].describe() if run.requests.migrations else run.scale_up.describe())
     return None
 
 

@@ -50,7 +50,7 @@ class Repair:
     skipped: dict[str, str] = field(default_factory=dict)
     """Nodes without a burn-in, or without a valid result, and why."""
     outcomes: dict[str, BurnInOutcome] = field(default_factory=dict)
-    moves: list[tuple[str, NodeTransition]] = field(default_factory=list)
+    transitions: list[tuple[str, NodeTransition]] = field(default_factory=list)
     """Nodes, and the changes of their states."""
 
     def __enter__(self) -> Self:
@@ -136,10 +136,10 @@ class Repair:
                 found.evidence if found is not None else (),
             )
             if isinstance(answer, CordonChanged):
-                moved += [(node, move) for move in answer.moves]
+                moved += [(node, move) for move in answer.transitions]
             else:
                 self.skipped[node] = f"its burn-in does not count: {answer.why}"
-        self.moves += moved
+        self.transitions += moved
         return moved
 
     def _apply(self, node: str, reason: str, act: Callable[[Node, OperatorRequest], Answer], evidence: tuple[str, ...] = ()) -> Answer:

@@ -157,7 +157,7 @@ def add_counts(family: CounterMetricFamily, labels: Sequence[str], found: Mappin
 def controllers(history: History, jobs: Sequence[JobMetrics]) -> list[Metric]:
     """Return whether each job that needs a controller has one."""
     controlled = gauge_per_job(
-        "holdfast_job_has_controller", "1 while a flow holds the job's lease, 0 while none does; not of suspended or ended jobs."
+        "holdfast_job_has_controller", "1 while a controller holds the job's lease, 0 while none does; not of suspended or ended jobs."
     )
     epoch = gauge_per_job("holdfast_job_lease_epoch", "How often the lease of the newest run has changed hands.")
     renewed = gauge_per_job(

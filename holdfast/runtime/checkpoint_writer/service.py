@@ -154,7 +154,7 @@ class WriteTask:
     def _report_saved(self, place: Path, written: Manifest) -> None:
         request = self.request
         alongside = time.monotonic() - self._began
-        self._link.saved(request.step, place, request.paused, written.size, beside=alongside, generation=request.generation)
+        self._link.saved(request.step, place, request.paused, written.size, overlapped=alongside, generation=request.generation)
         retire(Path(request.directory), request.keep, request.generation)
 
     def _ask_permission(self) -> AgentAnswer:

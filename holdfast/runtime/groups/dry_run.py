@@ -27,9 +27,9 @@ REFUSED_SECONDS: Final = 120.0
 class DryRun:
     """Answers operations without peers: before the first step from the rank's record, in a step from a recording or neutrally."""
 
-    def __init__(self, recording: RecordedCollectives | None, groups: list[ManagedGroup], *, standby: int | None = None) -> None:
+    def __init__(self, recording: RecordedCollectives | None, groups: list[ManagedGroup], *, hot_spare: int | None = None) -> None:
         self._recording, self._groups = recording, groups
-        self.standby = standby
+        self.hot_spare = hot_spare
         """The number of this hot spare; none in a process that takes over a rank at once."""
         self.known: set[str] = set() if recording is None else set(recording.entries)
         """Operations that were met here or are in the recording."""
@@ -47,15 +47,15 @@ class DryRun:
     @classmethod
     def from_env(cls, groups: list[ManagedGroup], environment: Mapping[str, str] = os.environ) -> DryRun:
         """Return the dry run that *environment* asks for: from the recording of this process's role, which its lowest rank made."""
-        standby, folder = environment.get("HOLDFAST_STANDBY"), recorded_collectives.folder(environment)
+        hot_spare, folder = environment.get("HOLDFAST_HOT_SPARE"), recorded_collectives.folder(environment)
         path = None
         if folder is not None:
             rank = int(environment["RANK"])
             roles: list[list[int]] = json.loads(environment.get("HOLDFAST_ROLES") or "[]") or recorded_collectives.read_roles(folder)
             first = next((min(role) for role in roles if rank in role), rank)
             path = folder / f"world-{environment['WORLD_SIZE']}-rank-{first}.pt"
-        made = cls(RecordedCollectives.read(path), groups, standby=int(standby) if standby else None)
-        if made.standby is not None:
+        made = cls(RecordedCollectives.read(path), groups, hot_spare=int(hot_spare) if hot_spare else None)
+        if made.hot_spare is not None:
             made.record = lambda: (0, None if path is None else recorded_collectives.read_startup(path.with_suffix(".startup")))
         return made
 
@@ -129,7 +129,7 @@ class DryRun:
         self.diverged = self.diverged or why
         if not continues:
             self._replay = None
-        if self.standby is None:
+        if self.hot_spare is None:
             self._refuse(why)
 
     def _refuse(self, why: str) -> NoReturn:

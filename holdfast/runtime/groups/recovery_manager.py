@@ -543,7 +543,7 @@ class RecoveryManager:
         dry_run, membership.dry_run = membership.dry_run, None
         for group in membership.groups:
             group.dry_run = None
-        if dry_run is not None and dry_run.standby is not None:
+        if dry_run is not None and dry_run.hot_spare is not None:
             self._coverage = Coverage(membership.groups, dry_run.known)
             membership.set_listener(self._coverage)
         data = self.training.data

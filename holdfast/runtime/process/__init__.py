@@ -1,5 +1,5 @@
 """How a training process starts and exits: the fork server, hot spares and their successors, SIGTERM, the quick exit.
 
 Nothing here knows of steps: what a process does between start and exit is in `session` and `groups`.
-All but `standby` needs only the standard library.
+All but `hot_spare` needs only the standard library.
 """

@@ -152,7 +152,7 @@ def _become_worker(request: Message, middle: int, begin: float) -> None:
     os.environ.update(request["environment"])
     os.environ["HOLDFAST_STARTED"] = repr(begin)
     os.chdir(request["directory"])
-    if "HOLDFAST_STANDBY" in os.environ and (message := successor.fork(request["agent"])) is not None:
+    if "HOLDFAST_HOT_SPARE" in os.environ and (message := successor.fork(request["agent"])) is not None:
         os.environ.clear()  # this is the successor, as the rank that the hot spare was given
         os.environ.update(message["environment"])
         for command in message["commands"]:
@@ -201,12 +201,12 @@ def _run(argv: list[str]) -> None:
 
 def _restart(restart: RestartScript) -> None:
     """Prepare another run of the script by a hot spare: here in another role, or in its successor as the rank it was given."""
-    from holdfast.runtime.process import standby  # noqa: PLC0415 (this process has imported torch)
+    from holdfast.runtime.process import hot_spare  # noqa: PLC0415 (this process has imported torch)
 
     restart.__traceback__ = None  # it holds the frames of the run that is over, and with them its model
     if "HOLDFAST_FRESH" in restart.environment:
-        standby.leave_to_successor(restart.environment)
-    standby.start_over(restart.environment)
+        hot_spare.leave_to_successor(restart.environment)
+    hot_spare.start_over(restart.environment)
 
 
 def _is_program(script: str) -> bool:

@@ -51,7 +51,7 @@ class _WatchedEnviron(os._Environ):  # type: ignore[type-arg]  # noqa: SLF001 (t
 def fork(agent: int) -> Message | None:
     """Fork the successor. Return None in the hot spare; in the successor, once it is to continue, the message ``go``."""
     global _connection, _pid
-    standby, (ours, theirs) = os.getpid(), socket.socketpair()
+    hot_spare, (ours, theirs) = os.getpid(), socket.socketpair()
     try:
         pid = os.fork()
     except OSError:
@@ -60,7 +60,7 @@ def fork(agent: int) -> Message | None:
         return None
     if not pid:
         ours.close()
-        return _wait(theirs, standby, agent)
+        return _wait(theirs, hot_spare, agent)
     theirs.close()
     ours.set_inheritable(False)
     _connection, _pid = ours, pid
@@ -123,9 +123,9 @@ class _ForbiddenModules:
             raise _ReadsRank(name)
 
 
-def _wait(connection: socket.socket, standby: int, agent: int) -> Message:
+def _wait(connection: socket.socket, hot_spare: int, agent: int) -> Message:
     """Serve the hot spare's requests until the message ``go``, and return it; exit with the hot spare before that."""
-    die_with_parent(standby)
+    die_with_parent(hot_spare)
     os.setsid()
     for name in IDENTITY:
         os.environ.pop(name, None)
@@ -139,10 +139,10 @@ def _wait(connection: socket.socket, standby: int, agent: int) -> Message:
             if message["do"] == "import":
                 _import(message["modules"], message["not"])
             elif message["do"] == "ready":
-                die_with_parent(standby, 0)  # the hot spare exits before this process continues
+                die_with_parent(hot_spare, 0)  # the hot spare exits before this process continues
                 connection.sendall(b"r")
             else:
-                _replace(standby, agent, files)
+                _replace(hot_spare, agent, files)
                 connection.close()
                 return message
 
@@ -168,9 +168,9 @@ def _import(names: Sequence[str], forbidden: Sequence[str]) -> None:
         os._exit(0)  # a module that read the rank just now found none
 
 
-def _replace(standby: int, agent: int, files: Sequence[int]) -> None:
+def _replace(hot_spare: int, agent: int, files: Sequence[int]) -> None:
     """Become the agent's own child, with the hot spare's output."""
-    while os.getppid() == standby:
+    while os.getppid() == hot_spare:
         time.sleep(0.0005)
     die_with_parent(agent)
     for target, file in zip((1, 2), files, strict=True):

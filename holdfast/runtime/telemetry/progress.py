@@ -58,7 +58,8 @@ def section(name: str, limit: float | timedelta | None = None) -> Iterator[None]
 class Scalar(Protocol):
     """A tensor of one element, of any library."""
 
-    def item(self) -> float: ...
+    def item(self) -> float:
+        """Return the element."""
 
 
 class _Progress:

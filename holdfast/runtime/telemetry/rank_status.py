@@ -82,11 +82,11 @@ QUERIES: Final[dict[str, Callable[[Message], None]]] = {"roll-call": lambda _que
 def _group_status(group: ManagedGroup) -> Message:
     in_flight, ranks = group.in_flight, group.ranks
     # Members that are evenly spaced, as those of a mesh are, need fewer bytes.
-    pace = ranks[1] - ranks[0] if len(ranks) > 1 else 1
-    even = pace > 0 and list(ranks) == list(range(ranks[0], ranks[0] + pace * len(ranks), pace))
+    stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    even = stride > 0 and list(ranks) == list(range(ranks[0], ranks[0] + stride * len(ranks), stride))
     return {
         "name": group.group_name,
-        "ranks": {"first": ranks[0], "pace": pace, "count": len(ranks)} if even else list(ranks),
+        "ranks": {"first": ranks[0], "stride": stride, "count": len(ranks)} if even else list(ranks),
         "counts": {_global_way(group, way): number for way, number in list(in_flight.counts.items())},
         "pending": [_operation(group, mark) for mark in list(in_flight.pending.values())],
     }

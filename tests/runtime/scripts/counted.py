@@ -33,7 +33,7 @@ with holdfast.session(model=model, optimizer=optimizer, any_rank=True) as sessio
         if step.number == 9:
             dist.all_reduce(torch.ones(7))  # what no warm-up meets
         loss = (wrapped(torch.ones(4, 8)).sum() * 0) / count
-        if not torch.isfinite(loss) and ("strict" in sys.argv or os.environ.get("HOLDFAST_STANDBY")):
+        if not torch.isfinite(loss) and ("strict" in sys.argv or os.environ.get("HOLDFAST_HOT_SPARE")):
             raise ValueError(f"the loss is {loss.item()}")
         loss.backward()
         optimizer.step()

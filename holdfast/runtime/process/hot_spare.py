@@ -124,7 +124,7 @@ def coverage_of(dry_run: Any) -> dict[str, int]:  # noqa: ANN401 (a DryRun)
 def activate(command: Message) -> None:
     """Take on the environment and the log of the rank that *command* gives to this hot spare."""
     os.environ.update({str(name): str(value) for name, value in command.get("environment", {}).items()})
-    for name in ("HOLDFAST_STANDBY", "HOLDFAST_ROLES", "HOLDFAST_WAITING_ROLE", _WARMED):
+    for name in ("HOLDFAST_HOT_SPARE", "HOLDFAST_ROLES", "HOLDFAST_WAITING_ROLE", _WARMED):
         os.environ.pop(name, None)
     path = command.get("log")
     if path:

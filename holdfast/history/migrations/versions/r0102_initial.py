@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0101"
+revision = "0102"
 down_revision = None
 
 
@@ -59,8 +59,8 @@ def upgrade() -> None:  # noqa: PLR0915 (two statements per table)
     op.create_table(
         "fault",
         text("id"), text("job_id"), text("incident_id", nullable=True), real("at"), text("kind"), text("recommended_action"),
-        text("subject"),
-        text("blame"), integer("rank", nullable=True), text("node", nullable=True), integer("generation"),
+        text("target"),
+        text("attributed_to"), integer("rank", nullable=True), text("node", nullable=True), integer("generation"),
         bigint("step", nullable=True), boolean("root"), json("evidence"),
         sa.PrimaryKeyConstraint("id"),
     )  # fmt: skip
@@ -81,7 +81,7 @@ def upgrade() -> None:  # noqa: PLR0915 (two statements per table)
     )  # fmt: skip
     op.create_table(
         "incident",
-        text("id"), text("job_id"), integer("number"), text("kind"), text("subject"), real("fault_at"), real("detected_at"),
+        text("id"), text("job_id"), integer("number"), text("kind"), text("target"), real("fault_at"), real("detected_at"),
         real("commands_sent_at", nullable=True), real("closed_at", nullable=True), integer("generation_before"),
         integer("generation_after", nullable=True), text("action", nullable=True), text("outcome", nullable=True),
         bigint("step_before", nullable=True), bigint("resumed_step", nullable=True), bigint("steps_lost", nullable=True),
@@ -91,7 +91,7 @@ def upgrade() -> None:  # noqa: PLR0915 (two statements per table)
     op.create_index("ix_incident_job_id", "incident", ["job_id"])
     op.create_table(
         "incident_diagnosis",
-        text("id"), text("job_id"), text("incident_id"), real("at"), text("kind"), text("subject"), real("weight"), text("reason"),
+        text("id"), text("job_id"), text("incident_id"), real("at"), text("kind"), text("target"), real("confidence"), text("reason"),
         json("candidates"),
         sa.PrimaryKeyConstraint("id"),
     )  # fmt: skip

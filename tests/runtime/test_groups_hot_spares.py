@@ -13,25 +13,25 @@ from tests.runtime.chaos import fault
 from tests.runtime.flow_double import Ended, FlowDouble, Job, assert_undisturbed
 
 
-def start_standby(flow: FlowDouble, number: int = 0) -> dict[str, Any]:
+def start_hot_spare(flow: FlowDouble, number: int = 0) -> dict[str, Any]:
     """Start a hot spare when the recording has been written, and return its report when it is offloaded."""
     flow.hear("roles")
-    flow.standby(number)
+    flow.hot_spare(number)
     return flow.hear("parked", f"s{number}")
 
 
 @pytest.mark.parametrize("how", ["any", "again"])
-def test_a_standby_takes_the_place_of_a_lost_rank(job: Job, undisturbed_run: Ended, how: str) -> None:
+def test_a_hot_spare_takes_the_place_of_a_lost_rank(job: Job, undisturbed_run: Ended, how: str) -> None:
     """In place where the script promises that nothing depends on the rank; otherwise its successor does, where no script has run."""
     flow = job(how, "gate=8", chaos=[fault(2, "backward", 9)])
-    told = start_standby(flow)
+    told = start_hot_spare(flow)
     assert told["coverage"] == {"calls": told["coverage"]["played"], "played": told["coverage"]["played"]}
-    standby = flow.pids["s0"]
+    hot_spare = flow.pids["s0"]
     flow.pass_gate()
     flow.until_dead(2)
     flow.regroup([2], {2: "s0"})
     flow.mended()
-    assert (flow.pids[2] == standby) == (how == "any")
+    assert (flow.pids[2] == hot_spare) == (how == "any")
     assert_undisturbed(flow, undisturbed_run)
     if how == "any":
         coverage = flow.hear("coverage", 2)
@@ -40,12 +40,12 @@ def test_a_standby_takes_the_place_of_a_lost_rank(job: Job, undisturbed_run: End
 
 @pytest.mark.parametrize("how", ["any", "again"])
 @pytest.mark.parametrize("when", ["together", "separate"])
-def test_a_standby_follows_the_newest_command_when_another_fault_comes_while_it_becomes_a_rank(
+def test_a_hot_spare_follows_the_newest_command_when_another_fault_comes_while_it_becomes_a_rank(
     job: Job, undisturbed_run: Ended, how: str, when: str
 ) -> None:
     """Its first command is out of date before it could be carried out, whether both come at once or one after the other."""
     flow = job(how, "gate=8", chaos=[fault(2, "backward", 9)])
-    start_standby(flow)
+    start_hot_spare(flow)
     flow.pass_gate()
     flow.until_dead(2)
     if when == "together":
@@ -61,10 +61,10 @@ def test_a_standby_follows_the_newest_command_when_another_fault_comes_while_it_
     assert_undisturbed(flow, undisturbed_run)
 
 
-def test_a_standby_killed_while_offloaded_leaves_the_rank_to_a_new_process(job: Job, undisturbed_run: Ended) -> None:
+def test_a_hot_spare_killed_while_offloaded_leaves_the_rank_to_a_new_process(job: Job, undisturbed_run: Ended) -> None:
     """No rank notices the hot spare's exit."""
     flow = job("any", "gate=8", chaos=[fault(1, "backward", 9)])
-    start_standby(flow)
+    start_hot_spare(flow)
     flow.kill("s0")
     flow.until_dead("s0")
     flow.pass_gate()
@@ -74,10 +74,10 @@ def test_a_standby_killed_while_offloaded_leaves_the_rank_to_a_new_process(job: 
     assert_undisturbed(flow, undisturbed_run)
 
 
-def test_an_activated_standby_that_dies_before_its_first_step_is_replaced(job: Job, undisturbed_run: Ended) -> None:
+def test_an_activated_hot_spare_that_dies_before_its_first_step_is_replaced(job: Job, undisturbed_run: Ended) -> None:
     """The first replacement is killed during the transfer of the state; the second takes the rank."""
     flow = job("any", "gate=8", chaos=[fault(3, "backward", 9), fault(3, "loading", generation=2)])
-    start_standby(flow)
+    start_hot_spare(flow)
     flow.pass_gate()
     flow.until_dead(3)
     flow.regroup([3], {3: "s0"})
@@ -87,11 +87,11 @@ def test_an_activated_standby_that_dies_before_its_first_step_is_replaced(job: J
     assert_undisturbed(flow, undisturbed_run)
 
 
-def test_an_offloaded_standby_holds_less_memory_than_a_training_rank(job: Job) -> None:
+def test_an_offloaded_hot_spare_holds_less_memory_than_a_training_rank(job: Job) -> None:
     """It releases at least its parameters and the two moments of their optimizer."""
     width = 2200
     flow = job(f"width={width}", "gate=8", ranks=2, stride=1)
-    told = start_standby(flow)
+    told = start_hot_spare(flow)
     pages = int(Path(f"/proc/{flow.pids[0]}/statm").read_text().split()[1])
     spared = pages * os.sysconf("SC_PAGE_SIZE") - int(told["rss"])
     assert spared > 3 * 4 * width * width
@@ -101,9 +101,9 @@ def test_a_recording_prevents_nan_and_the_coverage_lists_what_it_lacks(job: Job)
     """A hot spare without a recording ends in the NaN of zero results; one with it is offloaded, and reports later which call was new."""
     flow = job(script="counted", ranks=2, stride=1, chaos=[fault(0, "forward", 9)])
     flow.hear("roles")
-    flow.standby(1, environment={"HOLDFAST_RECORDINGS": str(flow.folder / "none")})
+    flow.hot_spare(1, environment={"HOLDFAST_RECORDINGS": str(flow.folder / "none")})
     assert flow.hear("exception", "s1")["message"] == "the loss is nan"
-    start_standby(flow)
+    start_hot_spare(flow)
     flow.pass_gate()
     flow.until_dead(0)
     flow.regroup([0], {0: "s0"})
