@@ -115,7 +115,16 @@ def test_every_command_that_reads_or_writes_the_home_refuses_one_of_another_user
     job = tmp_path / "job.yaml"
     job.write_text("name: a\ncommand: [python, train.py]\nnodes: 1\n")
     os.chown(place, OTHER, OTHER)
-    for words in (["run", str(job)], ["status"], ["history"], ["stop", "a"], ["logs", "a"], ["checkpoints", "a"], ["demo"], ["metrics"]):
+    for words in (
+        ["run", str(job)],
+        ["status"],
+        ["ps", "-a"],
+        ["stop", "a"],
+        ["logs", "a"],
+        ["checkpoint", "ls", "a"],
+        ["demo"],
+        ["admin", "metrics"],
+    ):
         done = subprocess.run(
             [*PROGRAM, *words],
             env=environment(HOLDFAST_HOME=str(place)),

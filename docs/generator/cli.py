@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 
 import click
 
@@ -17,9 +15,9 @@ def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Com
     """Yield *command* and all below it, each with the words that call it."""
     yield path, command
     if isinstance(command, click.Group):
-        for name, child in command.commands.items():
-            if not child.hidden:
-                yield from commands(child, f"{path} {name}")
+        for name in command.list_commands(click.Context(command)):
+            if not command.commands[name].hidden:
+                yield from commands(command.commands[name], f"{path} {name}")
 
 
 def cli_page() -> str:
@@ -45,7 +43,7 @@ def _sections(command: click.Command, context: click.Context) -> Iterator[str]:
     if options:
         yield table(("Option", "Meaning"), *((f"`{name}`", text) for name, text in options))
     if isinstance(command, click.Group):
-        children = [(name, child) for name, child in command.commands.items() if not child.hidden]
+        children = [(name, command.commands[name]) for name in command.list_commands(context) if not command.commands[name].hidden]
         path = context.command_path
         yield table(
             ("Command", "Meaning"),
@@ -66,19 +64,13 @@ def _text(text: str) -> Iterator[str]:
 
 
 def exit_codes_page() -> str:
-    """List the exit codes, from the constants that commands use."""
-    from holdfast import exit_codes  # noqa: PLC0415 (the other pages do not need it)
+    """List the exit codes, by code and command."""
+    from holdfast.exit_codes import CODES  # noqa: PLC0415 (the other pages do not need it)
 
-    said: dict[str, str] = {}
-    for node, below in pairwise(ast.parse(inspect.getsource(exit_codes)).body):
-        match node, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                said[name] = text
-    rows = [(f"`{getattr(exit_codes, name)}`", text) for name, text in said.items()]
+    rows = [(f"`{one.code}`", ", ".join(f"`{name}`" for name in one.commands.split(", ")), one.meaning, one.next) for one in CODES]
     return page(
         "# Exit codes\n",
-        "Commands that act on a job end with these codes, and so does the flow of a job.",
-        "Service managers and batch scripts can decide by them whether to start the command again.\n",
-        table(("Code", "Meaning"), ("`0`", "The command did what it was asked to. For `holdfast run`: the job completed."), *rows),
-        "`holdfast run` continues a job after 4, 5, 6 and 7: run the same command again.\n",
+        "The exit code of `holdfast` says how a command ended. Scripts, batch systems and service managers decide by it",
+        "whether to start the command again.\n",
+        table(("Code", "Commands", "Meaning", "What to do"), *rows),
     )

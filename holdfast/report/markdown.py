@@ -168,7 +168,7 @@ def _decided(decisions: Sequence[DecisionRecord]) -> Iterator[str]:
 
 def _links(incident: Incident, job: str, run_link: str, page_link: str) -> str:
     links = [f"[{name}]({link})" for name, link in (("Flow run", run_link), ("Job page", page_link)) if link]
-    return " · ".join([*links, f"`holdfast show {incident.number} --job {_code(job)}`", f"incident `{_code(incident.id)}`"])
+    return " · ".join([*links, f"`holdfast incidents show {incident.number} --job {_code(job)}`", f"incident `{_code(incident.id)}`"])
 
 
 def _folded(summary: str, lines: Sequence[str]) -> str:

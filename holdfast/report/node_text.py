@@ -21,7 +21,7 @@ from policies.node_states import NodeState
 CELL: Final = 38
 """Characters of an observation in one row: the UI does not wrap cells."""
 LINES: Final = 4
-"""Rows that one finding may take; `holdfast nodes` shows all of it."""
+"""Rows that one finding may take; `holdfast node ls` shows all of it."""
 MOST_NAMED: Final = 3
 """Changes that a state's message names."""
 _ORDER: Final = (CheckMark.FAILED, CheckMark.SKIPPED, CheckMark.PASSED)
@@ -97,7 +97,7 @@ def _action(one: BurnInOutcome, state: NodeState) -> str:
     if one.mark is not CheckMark.FAILED:
         return ""
     if state in {NodeState.HEALTHY, NodeState.SUSPECT}:
-        return f"{one.node} failed and is still in service. `holdfast nodes hold {one.node} --reason ...` takes it out."
+        return f"{one.node} failed and is still in service. `holdfast node cordon {one.node} --reason ...` takes it out."
     return f"{one.node} stays {state}: repair what failed. The next burn-in is due later each time."
 
 

@@ -201,7 +201,7 @@ class SshHost(SpecModel):
 
 
 class SshCluster(SpecModel):
-    """A cluster of machines that are reached by SSH. Health checks need their python3 alone; for jobs see `holdfast nodes bootstrap`."""
+    """A cluster of machines that are reached by SSH. Health checks need their python3 alone; for jobs see `holdfast node bootstrap`."""
 
     kind: Literal["ssh"] = Field(description="Where the nodes come from; `ssh`: machines with an SSH server.")
     name: Annotated[str, Field(pattern=NAME)] = Field(
@@ -225,7 +225,7 @@ class SshCluster(SpecModel):
     known_hosts: NonEmptyText | None = Field(
         default=None,
         description="File of the nodes' and jump hosts' keys, or of authorities (`@cert-authority`) that sign them, as OpenSSH writes it; "
-        "empty: `~/.ssh/known_hosts`. Only `holdfast nodes trust` writes to it. `/etc/ssh/ssh_known_hosts` is read as well.",
+        "empty: `~/.ssh/known_hosts`. Only `holdfast node trust` writes to it. `/etc/ssh/ssh_known_hosts` is read as well.",
     )
     jump: JumpHosts = Field(default=[], description="Jump hosts, first to last: `user@host:port`, or fields.")
     python: Program = Field(
@@ -234,7 +234,7 @@ class SshCluster(SpecModel):
     )
     directory: Program = Field(
         default=".holdfast",
-        description="Folder on each node for what `holdfast nodes bootstrap` installs (`env`), its agent's files (`nodes/NAME`) and the "
+        description="Folder on each node for what `holdfast node bootstrap` installs (`env`), its agent's files (`nodes/NAME`) and the "
         "logs of jobs (`jobs`): a path, or one relative to the home of the login.",
     )
     interface: Interface | None = Field(
@@ -243,7 +243,8 @@ class SshCluster(SpecModel):
         "the one by which the node is reached.",
     )
     gpus: Gpus | None = Field(
-        default=None, description="GPUs of each node: `holdfast nodes check` finds nodes with another number; empty: it only compares them."
+        default=None,
+        description="GPUs of each node: `holdfast node preflight` finds nodes with another number; empty: it only compares them.",
     )
     failure_threshold: StrictInt = Field(
         default=3, ge=1, le=100, description="Consecutive health checks without an answer before a node counts as unreachable."

@@ -219,7 +219,7 @@ def test_a_proxy_of_another_version_is_refused_with_the_cure(tmp_path: Path) -> 
     seen = nodes.survey()[0]
     assert "box-0" not in seen.why, "beside the node's name it says the reason alone"
     assert "speaks protocol 99" in seen.why
-    assert "`holdfast nodes bootstrap" in seen.why
+    assert "`holdfast node bootstrap" in seen.why
     transport.reap()
 
 

@@ -118,7 +118,7 @@ def test_with_approval_more_than_the_share_is_isolated(history: History, begin: 
     asked = the_request(history)
     assert (asked.about, list(asked.nodes), asked.otherwise, asked.job) == ("share", ["node-2", "node-3"], KEEP, "gpt")
     assert mentions(asked.reason, "node-2", "gpu-off-bus", "Xid 79")
-    assert any(f"`holdfast approve {asked.number}`" in one for one in job_events)
+    assert any(f"`holdfast node approve {asked.number}`" in one for one in job_events)
     assert eligibility.usable(CLUSTER.names) == ["node-0"], "what is asked about is not used meanwhile"
     approvals.answer(
         history, asked.number, ApprovalAnswer(answer=ISOLATE, picked=("node-3",), by="ann@desk", comment="as I saw"), now=time.time()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.commands.status import status
+from holdfast.cli.commands.watch.status import status
 from holdfast.control.backup import standby as backup
 from holdfast.control.backup.standby import BackupPrerequisites
 from holdfast.control.supervisor.leadership import StandbyController
@@ -49,11 +49,11 @@ def test_a_standby_without_the_key_reports_that_before_it_is_needed(
         present = session.get(Lease, job.id)
     assert present is not None
     assert present.epoch == lease.epoch, "it had taken the job"
-    status("gpt", follow=False, as_json=False)
+    status("gpt", follow=False, events=False, as_json=False)
     assert mentions(capsys.readouterr().out, "private key")
     with history.session() as session:
         session.add_all(StandbyHeartbeat(job="gpt", host=host, pid=1, at=at) for host, at in (("b", time.time()), ("c", job.at - 600)))
-    status("gpt", follow=False, as_json=True)
+    status("gpt", follow=False, events=False, as_json=True)
     told = {one["host"]: one["problem"] for one in json.loads(capsys.readouterr().out)["standbys"]}
     assert told.pop("b") == ""
     assert "c" not in told, "that was another run of the job"

@@ -194,7 +194,7 @@ def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_a_history_that_may_not_be_written_can_be_read(tmp_path: Path) -> None:
-    """An archived one, or a colleague's: `holdfast history` reads it, a flow reports that it cannot write."""
+    """An archived one, or a colleague's: `holdfast ps -a` reads it, a flow reports that it cannot write."""
     home = tmp_path / "home"
     home.mkdir()
     path = filled(home / "history.db")

@@ -72,8 +72,8 @@ def test_a_framework_that_keeps_its_own_state_reports_steps_and_every_view_says_
     assert (found.steps_lost, found.until) == (len([step for step in steps if step.generation == 1 and step.step > 16]), (UNTIL_STEP,))
     assert found.downtime_s == pytest.approx(one.downtime_s, abs=1e-5)
     shown, lost = (share(found.ettr), duration(found.downtime_s)), plural(found.steps_lost or 0, "step")
-    for command in ("status", "history", "cost"):
-        text = " ".join(place.done(command, "beats")[1].split())
+    for command in (["status", "beats"], ["status", "beats", "--events"], ["cost", "beats"]):
+        text = " ".join(place.done(*command)[1].split())
         assert one_line_mentions(text, "ETTR", shown[0]), text
         assert one_line_mentions(text, "downtime", shown[1]), text
         assert f"steps lost {found.steps_lost}" in text, text

@@ -46,7 +46,7 @@ def test_an_ecc_error_on_the_only_node_makes_the_job_wait_and_say_why(stage: Sta
     play.reaches("WAITING")
     wait_until(lambda: faults_of(stage, "node-0"), seconds=60, explain=play.log)
     assert mentions(play.reason(), "job ecc-alone")  # taken out, or quarantined already: the hold is written beside the recovery
-    assert mentions(play.reason(), "holdfast nodes readmit node-0")
+    assert mentions(play.reason(), "holdfast node return node-0")
     assert generations_on(play, "node-0") == [1]
     assert play.kinds() == ["cuda-uncorrectable-ecc"]
     play.stops()
@@ -59,7 +59,7 @@ def test_a_node_that_a_person_keeps_is_started_on_again_and_not_quarantined(stag
     play = stage.play("ecc-kept", args=["--steps", "12", "--each", each], nnodes=1, nproc_per_node=1)
     wait_until(lambda: approvals.pending_approvals(stage.history), seconds=60, explain=play.log)
     (asked,) = approvals.pending_approvals(stage.history)
-    command = [sys.executable, "-m", "holdfast", "approve", str(asked.number), "--refuse", "--reason", "a test pattern"]
+    command = [sys.executable, "-m", "holdfast", "approve", str(asked.number), "--deny", "--reason", "a test pattern"]
     subprocess.run(command, env=stage.environment, capture_output=True, check=True)
     assert play.ends() == 0, play.log()
     (incident,) = play.incidents()

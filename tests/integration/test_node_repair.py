@@ -117,7 +117,7 @@ def test_a_node_held_for_its_gpu_stays_out_where_no_gpu_can_be_seen(prefect_serv
     assert mentions(run["state"]["message"], "1 node", "1 not proven", "node-0", why)
     (page,) = asked(prefect_server, "artifacts/filter", artifacts={"key": {"any_": ["no-gpu-burn-ins"]}})
     assert one_line_mentions(page["data"], "node-0", "not proven", "quarantined", why)
-    assert one_line_mentions(page["data"], "holdfast nodes readmit node-0 --reason")
+    assert one_line_mentions(page["data"], "holdfast node return node-0 --reason")
     marks = dict(re.findall(r"^- \*\*(\w+)\*\*: (\w+) after", page["data"], re.MULTILINE))
     assert (marks["gpu"], marks["compute"], marks["disk"], marks["network"]) == ("skipped", "passed", "passed", "passed")
 

@@ -29,11 +29,11 @@ SPARE = {"nnodes": 2, "nproc_per_node": 1, "spare_nodes": 1, "hot_spares": 0}
 
 def drain(play: Play, *words: str) -> dict[str, Any]:
     """Say a person's word about a node of the job's cluster, as a person would; return what programs are told."""
-    command = [sys.executable, "-m", "holdfast", "drain", *words, "--job", play.name, "--json"]
+    command = [sys.executable, "-m", "holdfast", "node", "drain", *words, "--job", play.name, "--json"]
     done = subprocess.run(command, env=play.stage.environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    (told,) = json.loads(done.stdout)["nodes"]
+    return dict(told)
 
 
 def moves(play: Play, event: str) -> list[JobTransition]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from holdfast.cli.commands.policy import attempts
+from holdfast.cli.commands.analyse.policy import attempts
 from holdfast.history import queries
 from tests.integration.stage import Play, Stage
 from tests.mentions import one_line_mentions

@@ -27,7 +27,7 @@ CLUSTER = "name: stage\nnodes: 1\n"
 def say(stage: Stage, tmp_path: Path, *words: str) -> str:
     """Say a person's word about a node of the stage, as a person would; return what the command said."""
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
-    command = [sys.executable, "-m", "holdfast", "nodes", *words, "--cluster", str(tmp_path / "cluster.yaml")]
+    command = [sys.executable, "-m", "holdfast", "node", *words, "--cluster", str(tmp_path / "cluster.yaml")]
     return subprocess.run(command, env=stage.environment, capture_output=True, text=True, check=True).stdout
 
 
@@ -104,10 +104,10 @@ def test_a_node_with_a_fault_of_its_own_stays_out_until_a_person_takes_it_back(s
     other = stage.play("next", args=["--steps", "5"], nnodes=1, nproc_per_node=1)
     assert other.ends() == 1, other.log()
     assert mentions(other.reason(), "node-0", "quarantined", "job off-bus", "cordon 1", "gpu-off-bus")
-    assert mentions(other.reason(), "holdfast nodes readmit node-0 --reason")
+    assert mentions(other.reason(), "holdfast node return node-0 --reason")
     assert play.state() == "WAITING", "the node answers all the time, and is not taken"
 
-    assert "quarantined -> healthy" in say(stage, tmp_path, "readmit", "node-0", "--reason", "GPU reseated")
+    assert "quarantined -> healthy" in say(stage, tmp_path, "return", "node-0", "--reason", "GPU reseated")
     assert play.ends() == 0, play.log()
     assert list(queries.generations(stage.history, play.job.id)[-1].ranks) == ["node-0"]
     assert [(one.action, one.outcome) for one in play.incidents()] == [("wait-for-capacity", "recovered")]
@@ -142,8 +142,8 @@ def test_a_node_that_is_held_or_sick_is_given_to_no_job(stage: Stage, tmp_path: 
     unhealthy = HealthAssessment(node="node-1", status="unhealthy", since=now, at=now, seen=now, findings=(finding,))
     save_sweep(stage.history, "stage", {"node-1": unhealthy}, [], {})
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
-    said = say(stage, tmp_path, "hold", "node-0", "--reason", "new fan", "--for", "2h")
-    assert "healthy -> held (hold 1" in said
+    said = say(stage, tmp_path, "cordon", "node-0", "--reason", "new fan", "--for", "2h")
+    assert "healthy -> held (cordon 1" in said
 
     play = stage.play("beside", args=["--steps", "2000"], nnodes=1, nproc_per_node=1, spare_nodes=1)
     wait_until(lambda: standings(stage) == {"node-2": "healthy", "node-3": "healthy"}, seconds=60, explain=play.log)
@@ -153,5 +153,5 @@ def test_a_node_that_is_held_or_sick_is_given_to_no_job(stage: Stage, tmp_path: 
     assert list(generation.ranks) == ["node-2"]
     assert standings(stage) == {"node-2": "healthy", "node-3": "healthy"}
     assert one_line_mentions(job_events(play), "node-0", "left out", "held")
-    assert one_line_mentions(job_events(play), "new fan", "holdfast nodes release node-0 --reason")
+    assert one_line_mentions(job_events(play), "new fan", "holdfast node uncordon node-0 --reason")
     assert one_line_mentions(job_events(play), "node-1", "unhealthy", "gpu-off-bus", "GPU 0", "Xid 79")

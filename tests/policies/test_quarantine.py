@@ -187,7 +187,7 @@ def test_a_retired_node_is_not_tested() -> None:
     gone = done(retire(done(quarantine(FRESH, word(1.0), WARD)), word(2.0, ANN)))
     answer = begin_burn_in(gone, word(3.0), 1, seconds=60.0)
     assert isinstance(answer, TransitionRefused)
-    assert mentions(answer.why, "holdfast nodes readmit a --reason")
+    assert mentions(answer.why, "holdfast node return a --reason")
     assert done(readmit(gone, word(4.0, ANN))).state is NodeState.HEALTHY
 
 
@@ -222,8 +222,8 @@ def test_the_reason_names_owner_number_and_cure() -> None:
     assert describe(FRESH) == ""
     assert describe(done(doubt(FRESH, word(1.0), WARD))) == ""
     out = done(quarantine(FRESH, word(1.0), WARD))
-    assert mentions(describe(out), NodeState.QUARANTINED, "job gpt", "cordon 1", "Xid 79", "holdfast nodes readmit a --reason")
-    assert mentions(describe(done(hold(out, word(2.0, ANN)))), "held", "ann@desk", "cordon 2", "Xid 79", "holdfast nodes release a")
+    assert mentions(describe(out), NodeState.QUARANTINED, "job gpt", "cordon 1", "Xid 79", "holdfast node return a --reason")
+    assert mentions(describe(done(hold(out, word(2.0, ANN)))), "held", "ann@desk", "cordon 2", "Xid 79", "holdfast node uncordon a")
     assert mentions(describe(done(retire(out, word(2.0, ANN)))), "retired", "ann@desk", "cordon 2")
 
 

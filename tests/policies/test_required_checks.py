@@ -130,7 +130,7 @@ def test_a_part_that_could_not_be_tested_keeps_the_node_isolated_and_says_what_t
     found = outcome("node-0", (*SOUND, NO_GPU), wanted)
     assert found.mark is CheckMark.SKIPPED
     words = explain_still_isolated(found, "quarantined")
-    assert mentions(words, "node-0", "quarantined", "GPU", "holdfast nodes readmit node-0 --reason")
+    assert mentions(words, "node-0", "quarantined", "GPU", "holdfast node return node-0 --reason")
     assert outcome("node-0", (*SOUND, NO_GPU)).mark is CheckMark.PASSED
     assert outcome("node-0", (*SOUND, GPU_0), wanted).mark is CheckMark.PASSED
     bad = Check(name="disk", mark=CheckMark.FAILED, words="a block was read wrong")

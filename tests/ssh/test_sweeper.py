@@ -160,7 +160,7 @@ def test_an_unknown_host_key_is_never_added(site: Site) -> None:
         found = sweeper.sweep(LONG)["a"].found
         assert isinstance(found, Unknown)
         assert "unknown host key" in found.why
-        assert "`holdfast nodes trust CLUSTER_FILE`" in found.why
+        assert "`holdfast node trust --cluster CLUSTER_FILE`" in found.why
     assert site.known_hosts.read_text() == ""
     assert node.logins() == 0
 

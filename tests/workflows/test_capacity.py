@@ -99,7 +99,7 @@ def test_a_machine_without_holdfast_or_without_an_answer_is_not_free(site: Site,
     site.node("down").stop()
     cluster = site.cluster(name="racked", failure_threshold=1, directory=str(tmp_path))
     with open_capacity_check(cluster) as check:
-        assert mentions(check.now().unavailable["up"], "holdfast nodes bootstrap CLUSTER_FILE")
+        assert mentions(check.now().unavailable["up"], "holdfast node bootstrap --cluster CLUSTER_FILE")
     python = tmp_path / "env/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
@@ -39,10 +39,10 @@ class Checkup:
     """How long it took."""
     _known: dict[str, KnownHealth] | None = None
 
-    def sweep(self, deadline: float = DEADLINE) -> Mapping[str, NodeProbe]:
-        """Probe all nodes."""
+    def sweep(self, deadline: float = DEADLINE, nodes: Collection[str] | None = None) -> Mapping[str, NodeProbe]:
+        """Probe all nodes, or only *nodes*."""
         self.at, begun = time.time(), time.monotonic()
-        self.probes = self.sweeper.sweep(deadline)
+        self.probes = self.sweeper.sweep(deadline, nodes)
         self.seconds = time.monotonic() - begun
         return self.probes
 
