@@ -43,7 +43,7 @@ from benchmarks.real_job import Job
 from detectors.all_kinds import CATALOGUE
 from detectors.evidence import LogLine
 from holdfast.classify import classify
-from holdfast.cli.commands.classify import json_lines
+from holdfast.cli.commands.analyse.classify import json_lines
 from holdfast.history import models, queries
 from holdfast.process import NODE_MARK, marked
 

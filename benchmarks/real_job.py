@@ -16,7 +16,7 @@ from typing import Any, Final
 from benchmarks import steps
 from benchmarks.measuring import ROOT, wait_for
 from benchmarks.steps import Done, Recovered, gaps
-from holdfast.cli.commands.migrate import request_migration
+from holdfast.cli.commands.nodes.migrate import request_migration
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History, models, queries
 from holdfast.process import mark_of

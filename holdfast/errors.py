@@ -191,7 +191,7 @@ class NotEnoughNodes(OperatorError):
         detail = f" ({self.detail})" if self.detail else ""
         return (
             f"the job needs {self.wanted} node(s), but cluster '{self.cluster}' has {self.free} free{detail}. "
-            "Lower `nnodes` or `spare_nodes`, or add nodes to the cluster; `holdfast nodes` lists them."
+            "Lower `nnodes` or `spare_nodes`, or add nodes to the cluster; `holdfast node ls` lists them."
         )
 
 
@@ -306,7 +306,7 @@ class NodeNotChanged(OperatorError):
     why: str
 
     def __str__(self) -> str:
-        return f"node {self.node} of cluster '{self.cluster}' was not changed: {self.why}."
+        return f"{self.node} of cluster '{self.cluster}' was not changed: {self.why}."
 
 
 class NodesBusy(OperatorError):
@@ -386,7 +386,7 @@ class UnknownJob(OperatorError):
 
     def __str__(self) -> str:
         known = f" Known jobs: {', '.join(self.known)}." if self.known else ""
-        return f"no job '{cut(self.job)}' in the history.{known} `holdfast history` lists all."
+        return f"no job '{cut(self.job)}' in the history.{known} `holdfast ps -a` lists all."
 
 
 class NoJob(OperatorError):
@@ -404,7 +404,7 @@ class UnknownIncident(OperatorError):
     incident: str
 
     def __str__(self) -> str:
-        return f"no incident '{cut(self.incident)}' in the history. `holdfast history JOB` lists the incidents of a job."
+        return f"no incident '{cut(self.incident)}' in the history. `holdfast incidents JOB` lists those of a job."
 
 
 class UnknownFault(OperatorError):
@@ -415,7 +415,7 @@ class UnknownFault(OperatorError):
 
     def __str__(self) -> str:
         guess = f" Did you mean {' or '.join(self.near)}?" if self.near else ""
-        return f"The catalogue has no fault kind {cut(self.name)}.{guess} `holdfast faults` lists them."
+        return f"The catalogue has no fault kind {cut(self.name)}.{guess} `holdfast faults ls` lists them."
 
 
 class UnknownPolicy(OperatorError):
@@ -488,7 +488,7 @@ class AllocationRequired(OperatorError):
     def __str__(self) -> str:
         return (
             f"{self.what} is not available for cluster '{self.cluster}' of kind slurm: its nodes are reachable only within a job. "
-            "`holdfast nodes CLUSTER_FILE` shows what Slurm reports; describe the same machines with `kind: ssh` for the rest."
+            "`holdfast node ls --cluster CLUSTER_FILE` shows what Slurm reports; describe the same machines with `kind: ssh` for the rest."
         )
 
 
@@ -532,7 +532,7 @@ class RowCorrupt(HistoryCorrupt):
         self.reason = f"row {self.row} of table '{self.table}' cannot be read: {self.flaw}"
 
     def __str__(self) -> str:
-        cure = "Fix or delete that row, or restore a backup; `holdfast support-bundle` packs what can be read"
+        cure = "Fix or delete that row, or restore a backup; `holdfast admin support-bundle` packs what can be read"
         return f"history {self.url}: {self.reason}. Nothing was changed. {cure}."
 
 
@@ -628,7 +628,7 @@ class ProtocolMismatch(NodeStateUnknown):
     @property
     def reason(self) -> str:
         """Return both versions and what to do."""
-        return f"{self.why}: `holdfast nodes bootstrap CLUSTER_FILE` installs this version there"
+        return f"{self.why}: `holdfast node bootstrap --cluster CLUSTER_FILE` installs this version there"
 
 
 class AgentDisconnected(NodeError):

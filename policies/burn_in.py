@@ -84,7 +84,7 @@ def node_result(mark: CheckMark) -> str:
 
 def explain_still_isolated(found: BurnInOutcome, state: str) -> str:
     """Return why a node stays isolated after a burn-in that did not prove it healthy, and what to do."""
-    by_hand = f"return it by hand with `holdfast nodes readmit {found.node} --reason ...`"
+    by_hand = f"return it by hand with `holdfast node return {found.node} --reason ...`"
     cure = f"{found.cure.rstrip('.')}, or {by_hand}." if found.cure else f"{by_hand.capitalize()} if it is healthy."
     return f"{found.node} stays {state}: {found.reason}. {cure}"
 

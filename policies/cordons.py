@@ -258,6 +258,6 @@ def describe(node: Node) -> str:
         return ""
     kinds = {NodeState.RETIRED: (CordonKind.RETIREMENT,), NodeState.HELD: (CordonKind.PERSON,)}.get(node.state, tuple(TESTABLE))
     one = node.of_kind(*kinds)[-1]
-    verb = "release" if node.state is NodeState.HELD else "readmit"
-    cure = f"`holdfast nodes {verb} {node.name} --reason ...`"
+    verb = "uncordon" if node.state is NodeState.HELD else "return"
+    cure = f"`holdfast node {verb} {node.name} --reason ...`"
     return f"{node.state} by {one.owner.name} (cordon {one.number}): {one.reason}; {cure} returns it to service"

@@ -97,7 +97,7 @@ def begin_burn_in(node: Node, request: OperatorRequest, number: int, *, seconds:
     if hold.test:
         return TransitionRefused(f"burn-in {hold.test} runs on {node.name} already. Wait for its end")
     if node.state is NodeState.RETIRED:
-        return TransitionRefused(f"{node.name} is retired. `holdfast nodes readmit {node.name} --reason ...` returns it to service")
+        return TransitionRefused(f"{node.name} is retired. `holdfast node return {node.name} --reason ...` returns it to service")
     tested = replace(hold, test=node.number + 1, test_until=request.at + seconds)
     done = _after(replace(node, number=tested.test), _with(node, tested), request, number)
     return replace(done, test=tested.test)
@@ -211,7 +211,7 @@ def release(node: Node, request: OperatorRequest, number: int | None = None) -> 
         if not held:
             return OutOfDate(f"{node.name} has no open cordon {number} of a person")
     if not held:
-        cure = "" if node.state is NodeState.HEALTHY else f". `holdfast nodes readmit {node.name} --reason ...` returns it to service"
+        cure = "" if node.state is NodeState.HEALTHY else f". `holdfast node return {node.name} --reason ...` returns it to service"
         return TransitionRefused(f"{node.name} is {node.state}: no person cordoned it{cure}")
     if len(held) > 1:
         which = ", ".join(f"{one.number} ({one.owner.name}: {one.reason})" for one in held)
@@ -227,7 +227,7 @@ def readmit(node: Node, request: OperatorRequest, number: int | None = None) -> 
     if number is not None and all(one.number != number for one in mine):
         return OutOfDate(f"{node.name} has no open cordon {number} of a program")
     if not mine:
-        cure = f". `holdfast nodes release {node.name} --reason ...` lifts it" if node.state is NodeState.HELD else ""
+        cure = f". `holdfast node uncordon {node.name} --reason ...` lifts it" if node.state is NodeState.HELD else ""
         return TransitionRefused(f"{node.name} is {node.state}: no program cordoned it{cure}")
     if node.of_kind(CordonKind.RETIREMENT):
         node = replace(node, pardoned=request.at)

@@ -45,7 +45,7 @@ class NodeWheel:
     @classmethod
     def read(cls, path: Path) -> NodeWheel:
         """Return the wheel in a file; raise `NotReadable` when it is not one of `holdfast_node`."""
-        cure = "Name a wheel that `holdfast nodes bootstrap --write-wheel` has written, or leave `--wheel` out"
+        cure = "Name a wheel that `holdfast node bootstrap --write-wheel` has written, or leave `--wheel` out"
         try:
             data = path.read_bytes()
             with zipfile.ZipFile(io.BytesIO(data)) as archive:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import difflib
 import getpass
 import platform
 import time
+from collections.abc import Container, Iterable, Sequence
 from datetime import datetime, timedelta
 from datetime import time as time_of_day
+from pathlib import Path
+from typing import Final
 
 import click
 from pydantic_core import PydanticCustomError
 
-from holdfast.errors import UnknownOptionValue
-from holdfast.spec.units import DURATION_CURE, parse_duration
+from holdfast.errors import UnknownNode, UnknownOptionValue
+from holdfast.spec.units import parse_duration
+
+MAX_RANKS: Final = 1_000_000
+"""Ranks that one range may name; a larger number is a typing error."""
 
 
 def operator() -> str:
@@ -55,15 +62,34 @@ def _date(text: str) -> float | None:
         return None
 
 
-def seconds_in(text: str, option: str) -> float:
-    """Return the seconds of the duration *text*; raise click's `BadParameter` about *option* if it is none, or zero."""
-    try:
-        seconds = parse_duration(text).total_seconds()
-    except PydanticCustomError:
-        seconds = 0.0
-    if seconds <= 0:
-        raise click.BadParameter(f"'{text}' is not a duration above zero. {DURATION_CURE}.", param_hint=f"'{option}'")
-    return seconds
+def named(cluster_file: Path | None) -> Path:
+    """Return the cluster file; raise click's `UsageError` where none was named and there is no default."""
+    if cluster_file is None:
+        raise click.UsageError("name the cluster with `--cluster FILE`, or with the environment variable HOLDFAST_CLUSTER")
+    return cluster_file
+
+
+def known_nodes(given: Iterable[str], cluster: str, names: Sequence[str], also: Container[str] = ()) -> list[str]:
+    """Return the nodes *given*, or all *names* of the cluster where none is; raise `UnknownNode` for others, but those in *also*."""
+    found = list(given)
+    for node in found:
+        if node not in names and node not in also:
+            raise UnknownNode(node, cluster, tuple(difflib.get_close_matches(node, names, n=3) or names[:5]))
+    return found or list(names)
+
+
+def ranks_of(text: str) -> frozenset[int] | None:
+    """Return the ranks that ``3``, ``0,2`` or ``0-3`` names; None where it names none."""
+    found = set[int]()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or len(part) > 24:  # noqa: PLR2004 (two numbers of any job)
+            return None
+        begin, end = int(first), int(last or first)
+        if not begin <= end < begin + MAX_RANKS:
+            return None
+        found.update(range(begin, end + 1))
+    return frozenset(found)
 
 
 def ranks_in(text: str, world: int) -> frozenset[int] | None:
@@ -71,13 +97,7 @@ def ranks_in(text: str, world: int) -> frozenset[int] | None:
     given = text.strip().lower()
     if given in {"all", "none"}:
         return None if given == "all" else frozenset()
-    known, found = (f"ranks from 0 to {world - 1} such as `0,2-3`", "`all`", "`none`"), set[int]()
-    for part in given.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or len(part) > 24:  # noqa: PLR2004 (two numbers of any job)
-            raise UnknownOptionValue("log-ranks", text, known)
-        begin, end = int(first), int(last or first)
-        if not begin <= end < world:
-            raise UnknownOptionValue("log-ranks", text, known)
-        found.update(range(begin, end + 1))
-    return frozenset(found)
+    found = ranks_of(given)
+    if found is None or max(found) >= world:
+        raise UnknownOptionValue("log-ranks", text, (f"ranks from 0 to {world - 1} such as `0,2-3`", "`all`", "`none`"))
+    return found

@@ -218,7 +218,7 @@ def end_change(history: History, view: JobView) -> JobChange:
         detail = str(roots[-1].evidence.get("detail") or "").strip() if roots else ""
         lines += [f"│ {line}" for line in detail.splitlines()[-EVIDENCE_LINES:]]
         if view.incidents:
-            lines.append(f"`holdfast show {view.incidents[-1].number} --job {view.job.name}` shows the last incident in full")
+            lines.append(f"`holdfast incidents show {view.incidents[-1].number} --job {view.job.name}` shows the last incident in full")
     if view.incidents:
         lines.append(f"`holdfast report {view.job.name} -o report.html` writes a report")
     record = {**view.as_record(), "losses": lost.as_record()}

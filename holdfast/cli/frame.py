@@ -170,7 +170,7 @@ class Frame:
             yield from self._saved(width, lines)
         if view.warnings:
             last = view.warnings[-1]
-            text = f"{last.kind} on {last.subject}: {last.evidence.get('quote', '')}"
+            text = f"{last.kind} on {last.target}: {last.evidence.get('quote', '')}"
             yield Section(priority=8, lines=_row("warning", text, width, most=lines, style="yellow"))
         if recovery is not None:
             yield from _recovery(recovery, width, lines)

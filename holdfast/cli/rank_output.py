@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.cli.commands.logs import THREADS, Log, as_shown
+from holdfast.cli.commands.watch.logs import THREADS, Log, as_shown
 from holdfast.cluster import NodeBackend, open_cluster
 from holdfast.errors import HoldfastError
 from holdfast.history.models import Job

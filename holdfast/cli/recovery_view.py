@@ -109,7 +109,7 @@ class Recovery:
         return {
             "incident": self.incident.number,
             "kind": self.incident.kind,
-            "subject": self.incident.subject,
+            "target": self.incident.target,
             "action": self.action or None,
             "reason": self.reason or None,
             "phase": running.name if running else None,

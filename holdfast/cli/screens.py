@@ -33,7 +33,7 @@ WAIT_NOTE_AFTER: Final = 3.0
 INDENT: Final = 12
 """Indent of the further lines of a text."""
 NOTE_LINES: Final = 2
-"""Lines that a note may take on a terminal; `holdfast history` shows all of it."""
+"""Lines that a note may take on a terminal; `holdfast ps -a` shows all of it."""
 STYLES: Final[Mapping[str, str]] = {
     "reattach": "cyan",
     "end": "bold",

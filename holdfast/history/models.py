@@ -68,6 +68,8 @@ class Job(SQLModel, table=True):
     cluster: dict[str, Any] = _json()
     directory: str
     at: float
+    provenance: dict[str, Any] | None = _maybe_json()
+    """What it was submitted with, by name: versions, git commit (`holdfast.control.supervisor.provenance`)."""
 
 
 class Lease(SQLModel, table=True):

@@ -249,7 +249,7 @@ def why_failed(case: IncidentCase) -> str:
 def of_quarantine(node: str, reason: str) -> str:
     """Return that a node is out of service, and what returns it to service."""
     why = f": {brief(reason)}" if reason else ""
-    return f"{node} is quarantined{why}. It returns once it passes a burn-in (deployment `node-repair`, or `holdfast burn-in`)"
+    return f"{node} is quarantined{why}. It returns once it passes a burn-in (deployment `node-repair`, or `holdfast node burn-in`)"
 
 
 def rule_text(rule: str) -> str:

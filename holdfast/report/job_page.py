@@ -115,7 +115,7 @@ def to_do(facts: JobFacts) -> str:
     isolated = [f"{node} is out of service: {incident_text.brief(why, 300)}" for node, why in facts.isolated.items()]
     if facts.approval is not None:
         asked = f"answer approval {facts.approval.number}: {incident_text.brief(facts.approval.reason, 300)}"
-        return f"{asked}. `holdfast approve {facts.approval.number}`, or the paused flow run in the Prefect UI"
+        return f"{asked}. `holdfast node approve {facts.approval.number}`, or the paused flow run in the Prefect UI"
     if facts.state == State.FAILED:
         if newest is not None and newest.incident.outcome == "gave-up":
             return "; ".join([incident_text.to_do(newest, facts.job, {}), *isolated])
@@ -170,7 +170,7 @@ def _incidents(facts: JobFacts) -> Iterator[str]:
         lines.append(f"- {name}: {plain(incident_text.with_time(case))}")
     yield "\n".join(lines)
     if (more := facts.incidents - len(lines)) > 0:
-        yield f"{wording.plural(more, 'earlier incident')}: `holdfast history {facts.job}`"
+        yield f"{wording.plural(more, 'earlier incident')}: `holdfast status {facts.job} --events`"
 
 
 def _nodes(facts: JobFacts) -> Iterator[str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
     Discriminator,
     Field,
+    GetCoreSchemaHandler,
     SerializerFunctionWrapHandler,
     StrictInt,
     Tag,
@@ -19,7 +20,7 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from holdfast import paths
 from holdfast.secrets import is_secret_reference
@@ -200,7 +201,7 @@ class SshHost(SpecModel):
 
 
 class SshCluster(SpecModel):
-    """A cluster of machines that are reached by SSH. Health checks need their python3 alone; for jobs see `holdfast nodes bootstrap`."""
+    """A cluster of machines that are reached by SSH. Health checks need their python3 alone; for jobs see `holdfast node bootstrap`."""
 
     kind: Literal["ssh"] = Field(description="Where the nodes come from; `ssh`: machines with an SSH server.")
     name: Annotated[str, Field(pattern=NAME)] = Field(
@@ -224,7 +225,7 @@ class SshCluster(SpecModel):
     known_hosts: NonEmptyText | None = Field(
         default=None,
         description="File of the nodes' and jump hosts' keys, or of authorities (`@cert-authority`) that sign them, as OpenSSH writes it; "
-        "empty: `~/.ssh/known_hosts`. Only `holdfast nodes trust` writes to it. `/etc/ssh/ssh_known_hosts` is read as well.",
+        "empty: `~/.ssh/known_hosts`. Only `holdfast node trust` writes to it. `/etc/ssh/ssh_known_hosts` is read as well.",
     )
     jump: JumpHosts = Field(default=[], description="Jump hosts, first to last: `user@host:port`, or fields.")
     python: Program = Field(
@@ -233,7 +234,7 @@ class SshCluster(SpecModel):
     )
     directory: Program = Field(
         default=".holdfast",
-        description="Folder on each node for what `holdfast nodes bootstrap` installs (`env`), its agent's files (`nodes/NAME`) and the "
+        description="Folder on each node for what `holdfast node bootstrap` installs (`env`), its agent's files (`nodes/NAME`) and the "
         "logs of jobs (`jobs`): a path, or one relative to the home of the login.",
     )
     interface: Interface | None = Field(
@@ -242,7 +243,8 @@ class SshCluster(SpecModel):
         "the one by which the node is reached.",
     )
     gpus: Gpus | None = Field(
-        default=None, description="GPUs of each node: `holdfast nodes check` finds nodes with another number; empty: it only compares them."
+        default=None,
+        description="GPUs of each node: `holdfast node preflight` finds nodes with another number; empty: it only compares them.",
     )
     failure_threshold: StrictInt = Field(
         default=3, ge=1, le=100, description="Consecutive health checks without an answer before a node counts as unreachable."
@@ -331,13 +333,41 @@ def kind_of(value: Any) -> Any:  # noqa: ANN401 (whatever a user wrote)
     return value.get("kind", "local") if isinstance(value, dict) else getattr(value, "kind", "local")
 
 
-Cluster: TypeAlias = Annotated[
+_UNION: Final = Annotated[
     Annotated[LocalCluster, Tag("local")] | Annotated[SshCluster, Tag("ssh")] | Annotated[SlurmCluster, Tag("slurm")],
     Discriminator(kind_of),
 ]
-"""Every kind of cluster, distinguished by `kind`."""
 
-_ADAPTER: Final[TypeAdapter[LocalCluster | SshCluster | SlurmCluster]] = TypeAdapter(Cluster)
+if TYPE_CHECKING:
+    Cluster: TypeAlias = LocalCluster | SshCluster | SlurmCluster
+else:
+
+    class _AnyKind(type):
+        def __instancecheck__(cls, value: object) -> bool:
+            return isinstance(value, LocalCluster | SshCluster | SlurmCluster)
+
+    class Cluster(metaclass=_AnyKind):
+        """The type of every cluster, for annotations and ``isinstance``: a `LocalCluster`, an `SshCluster` or a `SlurmCluster`.
+
+        As the annotation of a pydantic field or a flow parameter, it selects the class by ``kind``. It cannot be created itself.
+
+        Raises:
+            TypeError: On a call: create one of the three classes.
+        """
+
+        def __new__(cls, *_: object, **fields: object) -> NoReturn:
+            """Refuse the call, and name the class to create."""
+            kind = KINDS.get(str(fields.get("kind", "")))
+            names = f"holdfast.{kind.__name__}" if kind else " or ".join(f"holdfast.{one.__name__}" for one in KINDS.values())
+            raise TypeError(f"holdfast.Cluster is the type of every cluster and cannot be created: create {names}")
+
+        @classmethod
+        def __get_pydantic_core_schema__(cls, _source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+            """Have pydantic validate a cluster of any kind."""
+            return handler.generate_schema(_UNION)
+
+
+_ADAPTER: Final[TypeAdapter[LocalCluster | SshCluster | SlurmCluster]] = TypeAdapter(_UNION)
 
 
 def cluster_of(fields: object) -> LocalCluster | SshCluster | SlurmCluster:

@@ -29,7 +29,7 @@ class Quarantine(SpecModel):
         default=0.25,
         json_schema_extra={"default": "25%"},
         description="Share of the cluster's nodes that may be out of service before programs isolate no further one; one node "
-        "always may. People may cordon any number (`holdfast nodes hold`).",
+        "always may. People may cordon any number (`holdfast node cordon`).",
     )
     max_minor_faults: StrictInt = Field(
         default=3,
@@ -50,7 +50,7 @@ class Quarantine(SpecModel):
     window: PositiveDuration = duration_field("30d", description="How long a quarantine or a failed burn-in counts.")
     approval_timeout: Duration = duration_field(
         "30m",
-        description="How long programs wait for an approval (`holdfast approve`, or the Prefect UI) before they isolate more than "
+        description="How long programs wait for an approval (`holdfast node approve`, or the Prefect UI) before they isolate more than "
         "`max_unavailable` of the cluster, or so many of a job's nodes that too few remain. Without an answer the cluster's nodes stay in "
         "service, and the job waits for nodes to replace its unhealthy ones; 0: no approval is requested.",
     )
@@ -121,7 +121,7 @@ class BurnInSettings(SpecModel):
     torch: StrictBool = Field(default=True, description="Also multiply matrices with torch, on CPUs and GPUs, where the node has it.")
     accept_untested: tuple[Annotated[NonEmptyText, AfterValidator(_component)], ...] = Field(
         default=(),
-        description="Components of the fault catalogue (`holdfast faults list`) whose faults a passed burn-in clears although no check "
+        description="Components of the fault catalogue (`holdfast faults ls`) whose faults a passed burn-in clears although no check "
         "exercises the component, e.g. `[power, cooling]`; after a fault of any other, only a person returns the node to service.",
     )
     before_launch: StrictBool | None = Field(

@@ -168,7 +168,7 @@ class CheckpointPlan(SpecModel):
     interval: Annotated[Annotated[StrictInt, Field(ge=0)] | Literal["auto"], _number_or_auto("no checkpoints")] = Field(
         default=100,
         description="Checkpoint interval in steps; 0 saves none; `auto` follows the measured cost of saves and rate of faults, from the "
-        "third save on (`holdfast advise` shows the numbers).",
+        "third save on (`holdfast checkpoint advise` shows the numbers).",
     )
     min_interval: StrictInt = Field(default=10, ge=1, description="Shortest interval in steps that `interval: auto` may choose.")
     max_interval: StrictInt = Field(default=10_000, ge=1, description="Longest interval in steps that `interval: auto` may choose.")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -27,6 +28,11 @@ SLURM: Final = ("scontrol", "squeue", "sbatch", "srun")
 """Commands without which no allocation can be used."""
 LOGIN: Final = ("key", "passphrase")
 """Fields of a machine that name files."""
+POLICY_ONLY: Final = frozenset(
+    {"based_on", "recommended_actions", "actions", "correlated", "recurring", "flapping", "stragglers", "diverged_loss"}
+)
+"""Fields that a policy alone can have."""
+FileKind = Literal["job", "cluster", "policy"]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -102,6 +108,28 @@ def review(job_file: str | os.PathLike[str], cluster_file: str | os.PathLike[str
         reported = {problem.field for problem in draft.problems}
         draft.problems += [problem for problem in checks(draft.job, draft.cluster or LocalCluster()) if problem.field not in reported]
     return draft
+
+
+def review_cluster(path: str | os.PathLike[str]) -> Draft:
+    """Read a cluster file and collect all problems."""
+    return _cluster_draft(Path(path))
+
+
+def kind_of_file(path: str | os.PathLike[str]) -> FileKind:
+    """Return what the file at *path* describes, by its fields; `job` where that cannot be seen."""
+    file = Path(path)
+    try:
+        if file.suffix.lower() == ".py":
+            names = {target.id for line in ast.parse(read_text(file)).body for target in ast.walk(line) if isinstance(target, ast.Name)}
+            return "cluster" if "cluster" in names and "job" not in names else "job"
+        names = set(fields_of(read_yaml(file)))
+    except (Unreadable, SyntaxError, ValueError):
+        return "job"
+    if names & set(PROGRAMS):
+        return "job"
+    if names & {"kind", "hosts"}:
+        return "cluster"
+    return "policy" if names & POLICY_ONLY else "job"
 
 
 def allocation() -> str:

@@ -49,7 +49,7 @@ def _kind(kind: str) -> str:
     """Refuse a fault kind that the catalogue does not have."""
     if kind not in CATALOGUE:
         old = synonyms.KINDS.get(kind)
-        cure = (old and f"Use '{old}'") or nearest(kind, list(CATALOGUE)) or "`holdfast faults` lists the kinds"
+        cure = (old and f"Use '{old}'") or nearest(kind, list(CATALOGUE)) or "`holdfast faults ls` lists the kinds"
         raise PydanticCustomError("kind", "no fault kind has this name", {"cure": cure})
     return kind
 
@@ -168,7 +168,7 @@ class PolicyFile(SpecModel):
         default="balanced", description="The named policy that provides what this file leaves out."
     )
     recommended_actions: dict[Annotated[str, AfterValidator(_kind)], Annotated[RecommendedAction, BeforeValidator(_recommended_action)]] = (
-        Field(default={}, description="Fault kind to recommended action, in place of the catalogue's (`holdfast faults`).")
+        Field(default={}, description="Fault kind to recommended action, in place of the catalogue's (`holdfast faults ls`).")
     )
     actions: list[Annotated[str, AfterValidator(_action)]] | None = Field(
         default=None,

@@ -25,6 +25,7 @@ from tests.bootstrap.wheels import newer
 from tests.hosts.fixture import rack_of
 from tests.hosts.host import Host
 from tests.hosts.rack import Rack
+from tests.mentions import mentions
 from tests.waiting import wait_until
 
 OTHER = PROTOCOL + 1
@@ -49,7 +50,7 @@ def cluster(rack: Rack, tmp_path: Path) -> SshCluster:
 
 
 def put(cluster: SshCluster, wheel: NodeWheel) -> None:
-    """Put a Holdfast on both hosts, as `holdfast nodes bootstrap` does."""
+    """Put a Holdfast on both hosts, as `holdfast node bootstrap` does."""
     with Hosts(cluster, wheel) as hosts:
         assert [one.done for one in hosts.set_up(cluster.names)] == ["installed", "installed"]
 
@@ -88,8 +89,7 @@ def test_hosts_without_holdfast_are_reported_once_with_the_cure(rack: Rack) -> N
         (reason,) = reasons(agents.unusable_nodes)
     finally:
         agents.close(end=False)
-    assert reason.startswith("n0, n1: there is no Holdfast in hf-never-set-up/env")
-    assert "`holdfast nodes bootstrap CLUSTER_FILE` installs" in reason
+    assert mentions(reason, "n0, n1", "hf-never-set-up/env", "holdfast node bootstrap --cluster CLUSTER_FILE")
 
 
 def test_a_controller_keeps_using_its_own_version_when_hosts_get_another(rack: Rack, cluster: SshCluster) -> None:
@@ -140,7 +140,7 @@ def test_a_controller_of_another_version_is_refused_and_takes_no_node_for_lost(
             refuse_another_version("gpt", answers)
         for words in (f"speaks protocol {PROTOCOL}, this one {OTHER}", "on n0", "Training continues", "holdfast stop gpt"):
             assert words in str(refused.value)
-        with pytest.raises(ProtocolMismatch, match="holdfast nodes bootstrap"):
+        with pytest.raises(ProtocolMismatch, match="holdfast node bootstrap"):
             other.source.fence("n1")
         assert version_of(rack[0], cluster) == "0.1.0"
         wait_until(lambda: f"speaks protocol {PROTOCOL}, this one {OTHER}" in problem_of_a_standby(cluster), seconds=60)

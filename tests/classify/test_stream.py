@@ -15,7 +15,7 @@ from holdfast.classify.classifier import MAX_CACHED, classify_text
 from holdfast.classify.log_stream import BLOCK, MAX_LINE, plain
 from holdfast.classify.matcher import NaiveMatcher, best
 from holdfast.classify.traceback_collector import MAX_LINES, MAX_OPEN
-from holdfast.cli.commands.classify import json_lines
+from holdfast.cli.commands.analyse.classify import json_lines
 from tests.costs import MOST, growth, seconds
 
 OFF_BUS = "NVRM: Xid (PCI:0000:3b:00): 79, pid=991, name=python, GPU has fallen off the bus."

@@ -72,7 +72,7 @@ def transition(after: str, reason: str, at: float) -> JobTransition:
 def an_incident(number: int, kind: str, subject: str, at: float, *, closed: bool = False) -> Incident:
     """Return an incident, detected after 1.2 s."""
     one = Incident(
-        id=f"i{number}", job_id="1", number=number, kind=kind, subject=subject, fault_at=at, detected_at=at + 1.2, generation_before=2
+        id=f"i{number}", job_id="1", number=number, kind=kind, target=subject, fault_at=at, detected_at=at + 1.2, generation_before=2
     )
     one.action = "replace-node"
     if closed:

@@ -1,4 +1,4 @@
-"""`holdfast advise`: the figures, the advice, what other cadences cost, and what is assumed when little was measured."""
+"""`holdfast checkpoint advise`: the figures, the advice, what other cadences cost, and what is assumed when little was measured."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def long(book: History) -> Author:
 
 def test_the_figures_are_those_of_the_history(here: Command, long: Author) -> None:
     """Node-hours, faults, medians; the case, the advice and the waste follow by the policy's own sums."""
-    told = json.loads(here("advise", "gpt-large", "--json").stdout)
+    told = json.loads(here("checkpoint", "advise", "gpt-large", "--json").stdout)
     assert told["measured"]["fleet"]["node_hours"] == pytest.approx(100)
     assert (told["measured"]["saves"], told["measured"]["save_s"]) == (12, 3.0)
     assert (told["measured"]["steps"], told["measured"]["step_s"]) == (300, 2.0)
@@ -72,7 +72,7 @@ def test_the_figures_are_those_of_the_history(here: Command, long: Author) -> No
 
 def test_the_text_output_has_the_same_numbers(here: Command, long: Author) -> None:
     """With its reasons, in lines that fit an ordinary terminal."""
-    done = here("advise", "gpt-large", "--every", "77")
+    done = here("checkpoint", "advise", "gpt-large", "--interval", "77")
     lines = done.stdout.splitlines()
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, lines)) <= 80
@@ -103,7 +103,7 @@ def test_a_script_with_its_own_interval_is_measured(here: Command, long: Author,
     """Not by what the job file says."""
     saved = [Checkpoint(job_id=long.job.id, at=NOW, step=7 * n, generation=2, path=f"/d/{n}", seconds=3.0) for n in range(1, 4)]
     long.write(*saved)
-    told = json.loads(here("advise", "gpt-large", "--json").stdout)
+    told = json.loads(here("checkpoint", "advise", "gpt-large", "--json").stdout)
     assert told["present"]["every"] == 7
     assert "the job file set 50" in told["present"]["said"]
 
@@ -113,23 +113,23 @@ def test_a_job_with_auto_shows_the_chosen_interval(here: Command, book: History)
     author = a_long_job(book, plan={"interval": "auto", "max_interval": 200})
     with book.session() as session:
         session.merge(author.job)
-    assert "every 50 steps, as measured; the controller set 100" in here("advise").stdout
+    assert "every 50 steps, as measured; the controller set 100" in here("checkpoint", "advise").stdout
     author.write(Generation(job_id=author.job.id, number=2, at=NOW, ended_at=NOW, world_size=8, ranks={"n0": [0]}, facts={"every": 50}))
-    told = json.loads(here("advise", "--json").stdout)
+    told = json.loads(here("checkpoint", "advise", "--json").stdout)
     assert told["present"]["said"] == "chosen by `auto`"
     assert told["advised"]["steps"] == 200
     assert "the most allowed is 200" in told["advised"]["reason"]
-    assert "follows this by itself" not in here("advise").stdout
+    assert "follows this by itself" not in here("checkpoint", "advise").stdout
 
 
 def test_without_faults_the_assumptions_are_shown(here: Command, book: History) -> None:
     """The published rate, a minute of downtime, a rollback each: numbers that were not measured are marked."""
     author = a_long_job(book, faults=0, saves=2)
-    told = json.loads(here("advise", "--json").stdout)
+    told = json.loads(here("checkpoint", "advise", "--json").stdout)
     assert told["rate"]["per_node_hour"] == pytest.approx(PUBLISHED)
     assert (told["case"]["recovery_s"], told["case"]["rollback"]) == (60, 1)
     assert len(told["assumed"]) == 3
-    text = here("advise", author.name).stdout
+    text = here("checkpoint", "advise", author.name).stdout
     for words in ("the rate of faults", "1 min 00 s of downtime", "from 2 only", "assumed, in all"):
         assert words in " ".join(text.split())
     assert told["loss"]["communication"] is None
@@ -141,12 +141,12 @@ def test_before_the_first_save_there_is_nothing_to_advise(here: Command, book: H
     author.job.spec |= {"nnodes": 3, "nproc_per_node": 8}
     with book.session() as session:
         session.merge(author.job)
-    done = here("advise", "fresh")
+    done = here("checkpoint", "advise", "fresh")
     words = " ".join(done.stdout.split())
     assert done.returncode == 0
     assert "Advised: nothing yet The cost of a save and step is not known yet: run this again after the first saves." in words
     assert "3 nodes, 24 ranks" in words
-    told = json.loads(here("advise", "fresh", "--json").stdout)
+    told = json.loads(here("checkpoint", "advise", "fresh", "--json").stdout)
     assert (told["advised"], told["case"], told["table"], told["loss"]) == (None, None, [], None)
 
 
@@ -155,7 +155,7 @@ def test_a_job_without_checkpoints_is_advised(here: Command, book: History) -> N
     author = a_long_job(book, plan={"interval": 0}, saves=1)
     with book.session() as session:
         session.merge(author.job)
-    text = here("advise").stdout
+    text = here("checkpoint", "advise").stdout
     assert "checkpoints now: no checkpoints" in text
     assert "a fault that goes back to a checkpoint restarts it from the beginning" in " ".join(text.split())
 
@@ -163,7 +163,7 @@ def test_a_job_without_checkpoints_is_advised(here: Command, book: History) -> N
 @pytest.mark.parametrize("arguments", [["--every", "0"], ["--every", "-5"], ["--every", "often"], ["--every"]], ids=" ".join)
 def test_an_invalid_interval_is_refused(arguments: list[str], here: Command, long: Author) -> None:
     """Status 2, the option by its name, nothing on stdout."""
-    done = here("advise", "gpt-large", *arguments)
+    done = here("checkpoint", "advise", "gpt-large", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert "--every" in done.stderr
 
@@ -175,6 +175,6 @@ def test_unknown_phases_and_invalid_specs_are_tolerated(here: Command, long: Aut
         session.merge(long.job)
     one = long.incident(9, "worker-sigkill", "rank 1", seconds=99)
     long.write(Phase(job_id=long.job.id, incident_id=one.id, position=9, name="unheard of", seconds=1.0))
-    done = here("advise", "gpt-large", "--json")
+    done = here("checkpoint", "advise", "gpt-large", "--json")
     assert done.returncode == 0
     assert json.loads(done.stdout)["measured"]["fleet"]["phases"]["unheard of"] == 0.0

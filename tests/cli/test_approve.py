@@ -1,4 +1,4 @@
-"""`holdfast approve`: pending approvals, and one answer to each."""
+"""`holdfast node approve`: pending approvals, and one answer to each."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ def asked(book: History, *nodes: str, about: str = "share") -> int:
 
 def test_pending_approvals_are_listed_and_answered(here: Command, book: History) -> None:
     """A part of the nodes may be picked; the answer is signed."""
-    assert here("approve").stdout == "No approval is pending.\n"
+    assert here("node", "approve").stdout == "No approval is pending.\n"
     assert (asked(book, "n1", "n2"), asked(book, "n7")) == (1, 2)
     assert asked(book, "n2", "n1") == 1, "the same is asked once"
-    listed = here("approve").stdout
+    listed = here("node", "approve").stdout
     assert "Approval 1, job gpt, cluster lab" in listed
     assert "n2: gpu-off-bus: Xid 79 on n2" in listed
     assert "they stay in service" in listed
-    assert [one["number"] for one in json.loads(here("approve", "--json").stdout)] == [1, 2]
-    said = here("approve", "1", "--node", "n2", "--reason", "smells burnt")
+    assert [one["number"] for one in json.loads(here("node", "approve", "--json").stdout)] == [1, 2]
+    said = here("node", "approve", "1", "--node", "n2", "--reason", "smells burnt")
     assert said.returncode == 0
     assert said.stdout.startswith("approval 1 of job gpt is answered: isolate n2 by ")
-    told = json.loads(here("approve", "2", "--refuse", "--json").stdout)
+    told = json.loads(here("node", "approve", "2", "--deny", "--json").stdout)
     assert (told["answer"], told["picked"]) == ("keep", [])
-    assert here("approve").stdout == "No approval is pending.\n"
+    assert here("node", "approve").stdout == "No approval is pending.\n"
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("approve", "9"), "there is no approval 9. Open: 1."),
-        (("approve", "1", "--node", "n5"), "approval 1 is not about n5. Pick of: n1, n2."),
-        (("approve", "2"), "approval 2 is answered already: keep n7 by ann."),
-        (("approve", "--refuse"), "Name the approval to answer"),
-        (("approve", "1", "--refuse", "--node", "n1"), "leave out --node"),
+        (("node", "approve", "9"), "there is no approval 9. Open: 1."),
+        (("node", "approve", "1", "--node", "n5"), "approval 1 is not about n5. Pick of: n1, n2."),
+        (("node", "approve", "2"), "approval 2 is answered already: keep n7 by ann."),
+        (("node", "approve", "--deny"), "Name the approval to answer"),
+        (("node", "approve", "1", "--deny", "--node", "n1"), "leave out --node"),
     ],
 )
 def test_an_invalid_answer_is_refused_with_the_cure(here: Command, book: History, words: tuple[str, ...], why: str) -> None:

@@ -24,14 +24,15 @@ JOB = "name: a\nscript: train.py\n"
 READERS = [
     ["status"],
     ["status", "a"],
-    ["history"],
-    ["show", "1"],
+    ["ps", "-a"],
+    ["incidents", "show", "1"],
     ["report", "a"],
-    ["advise", "a"],
-    ["checkpoints", "a"],
-    ["profile", "a"],
+    ["checkpoint", "advise", "a"],
+    ["checkpoint", "ls", "a"],
+    ["report", "a", "--profile"],
     ["stop", "a"],
-    ["nodes"],
+    ["node", "ls"],
+    ["ps"],
 ]
 
 
@@ -81,6 +82,8 @@ def test_a_refusal_is_the_same_from_a_shell(holdfast: Command, files: Any) -> No
 def test_a_bad_job_file_is_refused_before_anything_starts(verb: str, case: str, here: Command, files: Any, holdfast_home: Path) -> None:
     """Field, reason and cure on stderr, status 2; no job, no folder, no process."""
     text, reason, cure = CASES[case]
+    if (verb, case) == ("validate", "a cluster's file"):  # that is valid
+        return
     done = here(verb, files(text))
     assert done.returncode == 2
     assert "job.yaml: 1 problem(s)" in done.stderr
@@ -167,11 +170,11 @@ def test_a_home_that_is_not_writable_is_reported(holdfast: Command, files: Any, 
     "arguments",
     [
         ["status", "gpt-smal"],
-        ["history", "gpt-smal"],
+        ["status", "gpt-smal", "--events"],
         ["stop", "gpt-smal"],
         ["report", "gpt-smal"],
-        ["advise", "gpt-smal"],
-        ["profile", "gpt-smal"],
+        ["checkpoint", "advise", "gpt-smal"],
+        ["report", "gpt-smal", "--profile"],
     ],
     ids=" ".join,
 )
@@ -186,17 +189,18 @@ def test_an_unknown_job_suggests_a_similar_one(arguments: list[str], here: Comma
 NO_TEXT = os.fsdecode(b"\xff")
 """What a shell hands on for a byte that is no UTF-8."""
 ODD = [
-    *([verb, NO_TEXT] for verb in ("status", "logs", "stop", "report", "history", "checkpoints", "profile", "cost", "advise", "detach")),
-    ["support-bundle", NO_TEXT],
+    *([verb, NO_TEXT] for verb in ("status", "logs", "stop", "report", "incidents", "cost", "detach")),
+    *(["checkpoint", verb, NO_TEXT] for verb in ("ls", "verify", "advise")),
+    ["admin", "support-bundle", NO_TEXT],
     ["run", f"{NO_TEXT}.yaml"],
-    ["approve", "99999999999999999999"],
-    ["approve", "9223372036854775808"],
-    ["history", "--limit", "99999999999999999999"],
+    ["node", "approve", "99999999999999999999"],
+    ["node", "approve", "9223372036854775808"],
+    ["ps", "-a", "--limit", "99999999999999999999"],
     ["report", "a", "--output", "/"],
-    ["support-bundle", "--output", "/"],
-    ["support-bundle", "/"],
-    ["support-bundle", "../../.."],
-    ["metrics", "--textfile", "/"],
+    ["admin", "support-bundle", "--output", "/"],
+    ["admin", "support-bundle", "/"],
+    ["admin", "support-bundle", "../../.."],
+    ["admin", "metrics", "--output", "/"],
     ["policy", "check", "/"],
 ]
 
@@ -210,7 +214,7 @@ def test_malformed_arguments_are_refused_with_a_message(arguments: list[str], he
     assert "Traceback" not in done.stderr + done.stdout
 
 
-@pytest.mark.parametrize("words", [["status"], ["show"], ["policy", "show"], ["faults"], ["logs"]], ids=" ".join)
+@pytest.mark.parametrize("words", [["status"], ["incidents", "show"], ["policy", "show"], ["faults"], ["logs"]], ids=" ".join)
 def test_a_name_of_thousands_of_letters_is_not_repeated_in_full(words: list[str], here: Command, running: Author) -> None:
     """The message is to be read."""
     done = here(*words, "x" * 5000)
@@ -221,7 +225,7 @@ def test_a_name_of_thousands_of_letters_is_not_repeated_in_full(words: list[str]
 @pytest.mark.parametrize("home", ["/dev/null", "~nosuchuser/x", NO_TEXT, "relative/\x01"])
 def test_every_command_reports_an_invalid_home(home: str, holdfast: Command, tmp_path: Path) -> None:
     """No command claims that no job runs if it could not read the history."""
-    done = holdfast("status", HOLDFAST_HOME=home)
+    done = holdfast("ps", HOLDFAST_HOME=home)
     if home.startswith("relative"):
         assert done.returncode == 0
     else:
@@ -257,18 +261,22 @@ def test_without_a_job_the_message_says_how_to_start_one(arguments: list[str], h
 
 def test_a_job_file_in_place_of_a_cluster_file_is_reported(here: Command, files: Any) -> None:
     """One problem, and not one for each of its fields."""
-    done = here("nodes", files(JOB + "nnodes: 2\n"))
+    done = here("node", "ls", "--cluster", files(JOB + "nnodes: 2\n"))
     assert done.returncode == 2
     assert "describes a job, not a cluster" in done.stderr
     assert "1 problem(s)" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["show", "99"], ["show", "99", "--job", "gpt-small"], ["show", "../x"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments",
+    [["incidents", "show", "99"], ["incidents", "show", "99", "--job", "gpt-small"], ["incidents", "show", "../x"]],
+    ids=" ".join,
+)
 def test_an_unknown_incident_is_reported(arguments: list[str], here: Command, running: Author) -> None:
     """Status 2."""
     done = here(*arguments)
     assert done.returncode == 2
-    assert f"no incident '{arguments[1]}" in done.stderr
+    assert f"no incident '{arguments[2]}" in done.stderr
 
 
 def test_a_report_that_cannot_be_written_is_refused(here: Command, running: Author) -> None:
@@ -282,24 +290,24 @@ def test_an_output_on_a_full_disk_is_reported(running: Author) -> None:
     """Status 2 and one line."""
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [*PROGRAM, "history", "--json"], env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            [*PROGRAM, "ps", "-a", "--json"], env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert done.returncode == 2
     assert done.stderr == "holdfast: No space left on device\n"
 
 
 def test_a_closed_pipe_causes_no_message(running: Author) -> None:
-    """`holdfast history | head -0` is silent."""
+    """`holdfast ps -a | head -0` is silent."""
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run([*PROGRAM, "history"], env=environment(), stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run([*PROGRAM, "ps", "-a"], env=environment(), stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_an_output_without_unicode_shows_question_marks(holdfast: Command, running: Author) -> None:
     """Dashes and blocks are not worth a traceback."""
-    done = holdfast("show", "1", "--job", "gpt-small", PYTHONIOENCODING="ascii")
+    done = holdfast("incidents", "show", "1", "--job", "gpt-small", PYTHONIOENCODING="ascii")
     assert done.returncode == 0
     assert "rank 1 on n0" in done.stdout
 
@@ -308,7 +316,13 @@ def test_control_characters_in_recorded_text_are_made_visible(here: Command, run
     """An escape sequence in a traceback or a reason is shown, not obeyed."""
     running.move("RUNNING", "\x1b]0;owned\x07\x1b[2J", seconds=44)
     running.incident(4, "evil\x1b[31m", "rank\r0", seconds=44, detail="line\n\x1b[2Jline")
-    for arguments in (["status"], ["status", "gpt-small"], ["history"], ["history", "gpt-small"], ["show", "4", "--job", "gpt-small"]):
+    for arguments in (
+        ["status"],
+        ["status", "gpt-small"],
+        ["ps", "-a"],
+        ["status", "gpt-small", "--events"],
+        ["incidents", "show", "4", "--job", "gpt-small"],
+    ):
         done = here(*arguments)
         assert done.returncode == 0
         assert "\x1b" not in done.stdout
@@ -364,3 +378,28 @@ def test_nothing_of_the_checkout_is_needed(tmp_path: Path) -> None:
     done = subprocess.run([*PROGRAM, "--version"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)
     assert done.stdout.startswith("holdfast ")
     assert ROOT.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind"),
+    [
+        ("cluster.yaml", "kind: ssh\nhosts: [a, b]\n", "cluster"),
+        ("local.yaml", "kind: local\nnodes: 3\n", "cluster"),
+        ("policy.yaml", "based_on: patient\n", "policy"),
+        ("cluster.py", "from holdfast.spec import LocalCluster\ncluster = LocalCluster(nodes=2)\n", "cluster"),
+    ],
+)
+def test_a_cluster_or_policy_file_is_validated_too(name: str, text: str, kind: str, here: Command, tmp_path: Path) -> None:
+    """With the exit status of a job file, as `policy check` has it."""
+    (tmp_path / name).write_text(text)
+    done = here("validate", name, "--json")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["kind"], told["ok"]) == (0, kind, True)
+    assert told[kind] is not None
+    if name.endswith(".yaml"):
+        (tmp_path / name).write_text(f"{text}nonsense: 1\n")
+        done = here("validate", name, "--json")
+        assert (done.returncode, json.loads(done.stdout)["problems"][0]["field"]) == (2, "nonsense")
+        assert here("validate", name).returncode == 2
+    if kind == "policy":
+        assert here("policy", "check", name).returncode == 2

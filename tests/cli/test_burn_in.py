@@ -1,4 +1,4 @@
-"""`holdfast burn-in`: its output, its effect on isolated nodes, and every way in which it is refused."""
+"""`holdfast node burn-in`: its output, its effect on isolated nodes, and every way in which it is refused."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def now_of(history: History, node: str = "node-1") -> Node:
 def test_a_quarantined_node_that_passes_returns_to_service(here: Command, book: History, small: Path) -> None:
     """A line for each check with its figures, and the result last."""
     out(book)
-    done = here("burn-in", "node-1", *QUICK)
+    done = here("node", "burn-in", "node-1", *QUICK)
     assert done.returncode == 0, done.stdout + done.stderr
     *lines, _, verdict = done.stdout.splitlines()
     assert [line.split()[:3] for line in lines] == [
@@ -70,7 +70,7 @@ def test_a_node_that_fails_stays_quarantined_with_the_evidence(here: Command, bo
     """Its reason is kept; the status is 1."""
     small.write_text(small.read_text().replace("min_disk_bandwidth: 0", "min_disk_bandwidth: 1000TB"))
     out(book)
-    done = here("burn-in", "node-1", *QUICK)
+    done = here("node", "burn-in", "node-1", *QUICK)
     assert done.returncode == 1
     assert "node-1 failed: disk: its disk wrote" in done.stdout.splitlines()[-1]
     node = now_of(book)
@@ -85,13 +85,13 @@ def test_a_short_burn_in_lifts_nothing_and_runs_during_training(
     """A real one is refused where a job trains, with both cures."""
     out(book)
     a_job_trains(book, monkeypatch)
-    refused = here("burn-in", "node-1", *QUICK)
+    refused = here("node", "burn-in", "node-1", *QUICK)
     assert refused.returncode == 2
     assert "job 'gpt' trains on node-1" in refused.stderr
-    assert "`holdfast migrate gpt --from node-1`" in refused.stderr
+    assert "`holdfast node migrate gpt --from node-1`" in refused.stderr
     assert "`--short`" in refused.stderr
     assert len(service_moves(book, "small", "node-1")) == 1
-    done = here("burn-in", "node-1", "--short", *OF_SMALL)
+    done = here("node", "burn-in", "node-1", "--short", *OF_SMALL)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "stays quarantined: a short burn-in does not lift it" in done.stderr
     assert now_of(book).state is NodeState.QUARANTINED
@@ -109,7 +109,7 @@ def a_job_trains(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_programs_get_every_figure(here: Command, book: History, small: Path) -> None:
     """Also for a node without cordons; it stays healthy."""
-    told = json.loads(here("burn-in", "node-0", "--json", *QUICK).stdout)
+    told = json.loads(here("node", "burn-in", "node-0", "--json", *QUICK).stdout)
     (node,) = told["nodes"]
     assert (node["node"], node["outcome"], node["state"], node["for_a_hold"]) == ("node-0", "passed", "healthy", False)
     disk: dict[str, Any] = next(one for one in node["checks"] if one["name"] == "disk")
@@ -121,9 +121,9 @@ def test_programs_get_every_figure(here: Command, book: History, small: Path) ->
 def test_a_healthy_node_that_fails_is_not_cordoned(here: Command, book: History, small: Path) -> None:
     """With the command that takes it out."""
     small.write_text(small.read_text().replace("min_disk_bandwidth: 0", "min_disk_bandwidth: 1000TB"))
-    done = here("burn-in", "node-0", *QUICK)
+    done = here("node", "burn-in", "node-0", *QUICK)
     assert done.returncode == 1
-    assert "`holdfast nodes hold node-0 --reason" in done.stderr
+    assert "`holdfast node cordon node-0 --reason" in done.stderr
     assert now_of(book, "node-0").state is NodeState.HEALTHY
 
 
@@ -131,7 +131,7 @@ def test_a_node_that_cannot_be_tested_is_unchanged(here: Command, book: History,
     """Nothing counts against it."""
     out(book)
     LocalNodes("small", cluster_directory("small"), 2).power_off("node-1")
-    done = here("burn-in", "node-1", *QUICK)
+    done = here("node", "burn-in", "node-1", *QUICK)
     assert done.returncode == 1
     assert "node-1 not proven: not all checks could run: reach: it is switched off" in done.stdout
     assert service_moves(book, "small", "node-1")[-1].event == "untried"
@@ -143,7 +143,7 @@ def test_one_burn_in_at_a_time(here: Command, book: History, small: Path) -> Non
     now = time.time()
     word = OperatorRequest(owner=Owner(name="node-repair"), reason="due", at=now)
     cordons.apply(book, PLACE, "node-1", lambda one, _: begin_burn_in(one, word, 1, seconds=600), now=now)
-    done = here("burn-in", "node-1", *QUICK)
+    done = here("node", "burn-in", "node-1", *QUICK)
     assert done.returncode == 2
     assert "burn-in 2 runs on node-1 already. Wait for its end" in done.stderr
     assert now_of(book).state is NodeState.IN_BURN_IN
@@ -157,7 +157,7 @@ def test_an_interrupted_burn_in_leaves_nothing_open(here: Command, book: History
         raise KeyboardInterrupt
 
     monkeypatch.setattr(BurnInRunner, "_check_node", interrupted)
-    assert here("burn-in", "node-1", *QUICK).returncode == 130
+    assert here("node", "burn-in", "node-1", *QUICK).returncode == 130
     last = service_moves(book, "small", "node-1")[-1]
     assert (last.event, last.reason) == ("untried", "the burn-in was aborted")
 
@@ -173,7 +173,7 @@ REFUSED = {
 def test_invalid_nodes_are_reported(case: str, here: Command, small: Path) -> None:
     """Status 2, and nothing is tried."""
     arguments, words = REFUSED[case]
-    done = here("burn-in", *arguments, *OF_SMALL)
+    done = here("node", "burn-in", *arguments, *OF_SMALL)
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stdout == ""
@@ -182,7 +182,7 @@ def test_invalid_nodes_are_reported(case: str, here: Command, small: Path) -> No
 def test_invalid_settings_are_reported_with_their_field(here: Command, small: Path) -> None:
     """As every other field of a cluster."""
     small.write_text("burn_in: {memory: 200%, thresholds: {min_disk_bandwidth: -1}, nice: 40}\n")
-    done = here("burn-in", "node-1", *OF_SMALL)
+    done = here("node", "burn-in", "node-1", *OF_SMALL)
     assert done.returncode == 2
     for field in ("burn_in.memory", "burn_in.thresholds.min_disk_bandwidth", "burn_in.nice"):
         assert field in done.stderr

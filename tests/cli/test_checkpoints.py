@@ -1,4 +1,4 @@
-"""`holdfast checkpoints`: what a job could go back to, listed without torch, and audited to the last byte."""
+"""`holdfast checkpoint ls`: what a job could go back to, listed without torch, and audited to the last byte."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.checkpoints.memstores import connect_stores
 from holdfast.checkpoints.verify import MemoryVerifier, VerifierProcess
-from holdfast.cli.commands import checkpoints
+from holdfast.cli.commands.checkpoints import inventory as checkpoints
 from holdfast.cluster.local import LocalNodes
 from holdfast.control.agents.pool import AgentPool
 from holdfast.control.config.worker_env import token_of
@@ -104,9 +104,9 @@ def scene(book: History, original: Made, tmp_path: Path) -> Iterator[Scene]:
     one.wipe()
 
 
-def record(here: Command, *more: str, status: int = 0) -> dict[str, Any]:
+def record(here: Command, verb: str = "ls", status: int = 0) -> dict[str, Any]:
     """Return the JSON output of the command."""
-    done = here("checkpoints", "gpt", "--json", *more)
+    done = here("checkpoint", verb, "gpt", "--json")
     assert (done.returncode, done.stderr) == (status, "")
     told: dict[str, Any] = json.loads(done.stdout)
     return told
@@ -138,8 +138,8 @@ def test_the_output_fits_80_columns(here: Command, scene: Scene) -> None:
     scene.replicate()
     scene.forget_disk()
     flip_a_bit(scene.file(1, 10))
-    for arguments, status in ((), 0), (("--verify",), 1):
-        done = here("checkpoints", "gpt", *arguments)
+    for verb, status in ("ls", 0), ("verify", 1):
+        done = here("checkpoint", verb, "gpt")
         assert (done.returncode, done.stderr) == (status, ""), done.stdout
         lines = [line for line in done.stdout.splitlines() if str(scene.made.directory) not in line]
         assert max(map(len, lines)) <= 80
@@ -156,7 +156,7 @@ def test_the_output_fits_80_columns(here: Command, scene: Scene) -> None:
 
 def test_on_a_terminal_it_fits_too(scene: Scene) -> None:
     """Lines of the table are cut at its edge."""
-    with Terminal([*PROGRAM, "checkpoints", "gpt"], environment(), columns=60) as terminal:
+    with Terminal([*PROGRAM, "checkpoint", "ls", "gpt"], environment(), columns=60) as terminal:
         wait_until(lambda: terminal.status() is not None, seconds=60)
         assert terminal.status() == 0
         lines = ESCAPES.sub("", terminal.text).splitlines()
@@ -191,7 +191,7 @@ def test_torn_and_corrupt_ones_are_named(here: Command, scene: Scene) -> None:
     assert told["disk"][0]["status"] == "torn"
     assert "is cut off" in told["disk"][0]["broken"][0]
     assert told["recovery"]["step"] == 11
-    done = here("checkpoints", "gpt")
+    done = here("checkpoint", "ls", "gpt")
     assert "step-00000012: " in done.stdout
     (scene.made.directory / "step-00000012" / "manifest.json").unlink()
     assert record(here, status=1)["disk"][0]["broken"] == ["it has no manifest.json"]
@@ -202,7 +202,7 @@ def test_intact_checkpoints_are_verified_without_changes(here: Command, scene: S
     scene.replicate()
     folders = [scene.made.directory, *scene.memstores]
     before = brought(folders)
-    told = record(here, "--verify")
+    told = record(here, "verify")
     assert told["sound"]
     assert [one["status"] for one in told["disk"] + told["memory"]] == ["complete"] * 5
     assert any("SHA-256" in line for line in told["disk"][0]["proven"])
@@ -223,7 +223,7 @@ def test_bits_and_bytes_that_changed_are_found_by_reading(here: Command, scene: 
     assert record(here)["disk"][0]["status"] == "complete"
     flip_a_bit(page, 200 / page.stat().st_size)
     reseal(scene.file(0, 11), lambda data, _blobs, _label: data.__setitem__(5, data[5] ^ 1))
-    told = record(here, "--verify", status=1)
+    told = record(here, "verify", status=1)
     assert told["disk"][0]["status"] == "corrupt"
     assert told["disk"][0]["broken"] == [f"{disk.name} was changed: its SHA-256 is not the one in the manifest"]
     assert told["damaged"] == [f"{page.name} in the memory of node-1: its label was changed"], "nobody knows then of which step it was"
@@ -238,7 +238,7 @@ def test_a_bit_in_memory_is_found_by_reading(here: Command, scene: Scene) -> Non
     label = shared_memory.labels(scene.memstores[0])[tail]
     flip_a_bit(data, (shared_memory.PAGE + 100.5) / data.stat().st_size)
     flip_a_bit(tail, (shared_memory.PAGE + label.size + 40.5) / tail.stat().st_size)
-    told = record(here, "--verify", status=1)
+    told = record(here, "verify", status=1)
     for moment, file, words in zip(told["memory"], (data, tail), ("was changed in memory", "its index was changed"), strict=False):
         assert moment["status"] == "damaged"
         (line,) = moment["broken"]
@@ -300,7 +300,7 @@ def elsewhere(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Iterator[Elsewhe
 def test_memory_of_other_machines_is_found_through_their_agents(here: Command, scene: Scene, elsewhere: Elsewhere) -> None:
     """Listed, downloaded and verified; of the unreachable nodes those with ranks are named."""
     scene.forget_disk()
-    told = record(here, "--verify")
+    told = record(here, "verify")
     assert isinstance(connect_stores(elsewhere, scene.author.job).stores["node-0"], RemoteMemstore)
     assert [(one["step"], one["status"]) for one in told["memory"]] == [(11, "complete"), (10, "complete"), (9, "complete")]
     assert {(one["node"], one["rank"]) for one in told["memory"][0]["snapshots"]} == {("node-0", 0), ("node-1", 1)}
@@ -308,14 +308,14 @@ def test_memory_of_other_machines_is_found_through_their_agents(here: Command, s
     assert any("equal to the bit" in line for line in told["memory"][0]["proven"])
     file = scene.file(0, 11)
     flip_a_bit(file, (shared_memory.PAGE + 100.5) / file.stat().st_size)
-    told = record(here, "--verify", status=1)
+    told = record(here, "verify", status=1)
     assert "was changed in memory" in told["memory"][0]["broken"][0]
     elsewhere.power_off("node-1")
     told = record(here, status=1)
     assert list(told["unreachable"]) == ["node-1"]
     assert "switched off" in told["unreachable"]["node-1"]
     assert [one["status"] for one in told["memory"]] == ["partial"] * 3
-    assert "memory of node-1 is unreachable" in here("checkpoints", "gpt").stdout
+    assert "memory of node-1 is unreachable" in here("checkpoint", "ls", "gpt").stdout
 
 
 def test_a_remote_memory_store_opens_with_the_token_of_its_agents(here: Command, scene: Scene, elsewhere: Elsewhere) -> None:
@@ -335,7 +335,7 @@ def test_after_the_end_the_missing_snapshots_are_explained(here: Command, scene:
     scene.end()
     told = record(here)
     assert (told["memory"], told["recovery"]["tier"], told["sound"]) == ([], "disk", True)
-    done = here("checkpoints", "gpt")
+    done = here("checkpoint", "ls", "gpt")
     assert "memory: none; in-memory snapshots are deleted when the job ends" in done.stdout
     assert "The same job, run again, would resume after step 12, from the checkpoint" in " ".join(done.stdout.split())
 
@@ -344,7 +344,7 @@ def test_without_any_checkpoint_the_output_says_so(here: Command, scene: Scene) 
     """A missing folder and empty memory are not errors."""
     scene.wipe()
     shutil.rmtree(scene.made.directory)
-    done = here("checkpoints", "gpt")
+    done = here("checkpoint", "ls", "gpt")
     assert done.returncode == 0
     assert "disk: no checkpoint" in done.stdout
     assert "memory: none, and the job has no controller" in done.stdout
@@ -355,10 +355,10 @@ def test_an_unreadable_checkpoint_folder_is_reported_with_the_cure(here: Command
     """A file where the folder should be, an unknown job."""
     shutil.rmtree(scene.made.directory)
     scene.made.directory.write_text("no folder")
-    done = here("checkpoints", "gpt")
+    done = here("checkpoint", "ls", "gpt")
     assert (done.returncode, done.stdout) == (2, "")
     assert f"checkpoint directory {scene.made.directory} cannot be read: Not a directory. Fix" in done.stderr
-    done = here("checkpoints", "gtp")
+    done = here("checkpoint", "ls", "gtp")
     assert (done.returncode, done.stdout) == (2, "")
     assert "no job 'gtp' in the history. Known jobs: gpt." in done.stderr
 
@@ -368,7 +368,7 @@ def test_a_python_without_torch_is_named(here: Command, scene: Scene, book: Hist
     scene.author.job.spec |= {"python": "/no/such/python"}
     with book.session() as session:
         session.merge(scene.author.job)
-    told = record(here, "--verify", status=1)
+    told = record(here, "verify", status=1)
     assert "the verification with /no/such/python failed: " in told["disk"][0]["broken"][0]
 
 
@@ -376,5 +376,5 @@ def test_it_starts_without_torch(holdfast: Command, scene: Scene, tmp_path: Path
     """A listing in a process in which importing torch fails."""
     (tmp_path / "shadow").mkdir()
     (tmp_path / "shadow" / "torch.py").write_text("raise ImportError('not here')\n")
-    done = holdfast("checkpoints", "gpt", PYTHONPATH=os.pathsep.join([str(tmp_path / "shadow"), environment()["PYTHONPATH"]]))
+    done = holdfast("checkpoint", "ls", "gpt", PYTHONPATH=os.pathsep.join([str(tmp_path / "shadow"), environment()["PYTHONPATH"]]))
     assert (done.returncode, done.stderr) == (0, "")

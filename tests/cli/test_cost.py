@@ -1,4 +1,4 @@
-"""`holdfast cost` and `holdfast replay` as their users meet them."""
+"""`holdfast cost` and `holdfast policy replay` as their users meet them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_an_empty_history_costs_nothing(here: Command) -> None:
     assert json.loads(here("cost", "--json").stdout)["hours"] == 0
 
 
-@pytest.mark.parametrize("command", [("cost",), ("replay", "--policy", "patient")])
+@pytest.mark.parametrize("command", [("cost",), ("policy", "replay", "patient")])
 def test_an_invalid_time_is_refused_with_examples(command: tuple[str, ...], here: Command) -> None:
     """Field, value, cure; nothing is guessed."""
     done = here(*command, "--since", "yesterday")
@@ -135,7 +135,7 @@ def decided(book: History, job: str, kind: str = "worker-sigkill") -> None:
 def test_replay_shows_what_another_policy_would_have_decided(here: Command, running: Author, book: History) -> None:
     """The decision, its reason and value, or why that is unknown, and the decisions that cannot be replayed."""
     decided(book, running.job.id)
-    text = here("replay", "--policy", "aggressive", "--job", "gpt-small").stdout
+    text = here("policy", "replay", "aggressive", "--job", "gpt-small").stdout
     for words in (
         "aggressive, replayed on 4 decisions in 3 incidents",
         "different",
@@ -146,19 +146,19 @@ def test_replay_shows_what_another_policy_would_have_decided(here: Command, runn
         assert words in text
     assert "3: it was made before cases were recorded" in text
     assert max(map(len, text.splitlines())) <= WIDE
-    told = json.loads(here("replay", "--policy", "aggressive", "--json").stdout)
+    told = json.loads(here("policy", "replay", "aggressive", "--json").stdout)
     assert told["unreadable"] == {"it was made before cases were recorded": 3}
     assert told["differences"][0]["would"]["act"]["add"] == ["d"]
-    same = json.loads(here("replay", "--policy", "balanced", "--json").stdout)
+    same = json.loads(here("policy", "replay", "balanced", "--json").stdout)
     assert (same["same"], same["differences"], same["hours_saved"]) == (1, [], 0.0)
 
 
 def test_replay_refuses_an_unknown_policy(here: Command, book: History) -> None:
     """The error lists the known ones; an empty history is not an error."""
-    done = here("replay", "--policy", "bold")
+    done = here("policy", "replay", "bold")
     assert done.returncode == 2
     assert "patient, balanced, aggressive" in done.stderr
-    done = here("replay", "--policy", "patient")
+    done = here("policy", "replay", "patient")
     assert (done.returncode, done.stdout) == (0, "")
     assert "no decision" in done.stderr
 
@@ -167,6 +167,6 @@ def test_replay_refuses_an_unknown_policy(here: Command, book: History) -> None:
 def test_replay_knows_every_kind_of_fault(kind: str, holdfast: Command, running: Author, book: History) -> None:
     """In a new process, which has not loaded the catalogue."""
     decided(book, running.job.id, kind)
-    told = json.loads(holdfast("replay", "--policy", "balanced", "--json").stdout)
+    told = json.loads(holdfast("policy", "replay", "balanced", "--json").stdout)
     assert told["same"] == 1
     assert told["unreadable"] == {"it was made before cases were recorded": 3}

@@ -15,11 +15,11 @@ from tests.cli.conftest import Command
 from tests.cli.written_history import Author
 from tests.history.rows import a_step
 
-READERS = ("status", "history", "report", "checkpoints", "logs", "cost")
+READERS = ("status", "ps", "report", "checkpoint", "logs", "cost")
 DAMAGE = {
     "spec": ("UPDATE job SET spec = '[[['", READERS, "row {id} of table 'job'", "'spec'"),
     "spec of another kind": ("UPDATE job SET spec = '[]'", ("report", "cost"), "row {id} of table 'job'", "no object"),
-    "cluster": ('UPDATE job SET cluster = \'{"kind": "nope"}\'', ("status", "logs", "checkpoints"), "row {id} of table 'job'", "'nope'"),
+    "cluster": ('UPDATE job SET cluster = \'{"kind": "nope"}\'', ("status", "logs", "checkpoint"), "row {id} of table 'job'", "'nope'"),
     "loss": (
         "UPDATE step SET loss = 'abc' WHERE step = (SELECT min(step) FROM step)",
         ("report",),
@@ -46,7 +46,7 @@ def damage(home: Path, how: str) -> None:
 
 def arguments(verb: str) -> tuple[str, ...]:
     """Return how the command is given for the job."""
-    return (verb,) if verb == "history" else (verb, "gpt-small")
+    return {"ps": ("ps", "-a"), "checkpoint": ("checkpoint", "ls", "gpt-small")}.get(verb, (verb, "gpt-small"))
 
 
 @pytest.mark.parametrize(("how", "commands", "row", "why"), DAMAGE.values(), ids=DAMAGE)
@@ -67,7 +67,7 @@ def test_a_bundle_contains_what_can_be_read(here: Command, holdfast_home: Path, 
     """Only the table with that row is missing, with the reason."""
     damage(holdfast_home, how)
     (holdfast_home / "jobs" / "gpt-small").mkdir(parents=True, exist_ok=True)
-    done = here("support-bundle", "gpt-small", "-o", "b.tar.gz")
+    done = here("admin", "support-bundle", "gpt-small", "-o", "b.tar.gz")
     assert done.returncode == 0, done.stderr
     with tarfile.open(tmp_path / "b.tar.gz") as tar:
         names = {one.name.partition("/")[2] for one in tar.getmembers()}

@@ -1,4 +1,4 @@
-"""`holdfast drain`: what it records and shows, the table of nodes, and every way in which it is refused."""
+"""`holdfast node drain`: what it records and shows, the table of nodes, and every way in which it is refused."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from tests.cli.written_history import Author
 
 
 def node(here: Command, name: str, *words: str) -> dict[str, Any]:
-    """Return a node from the JSON output of `holdfast nodes`."""
-    listed = json.loads(here("nodes", "--json", *words).stdout)["nodes"]
+    """Return a node from the JSON output of `holdfast node ls`."""
+    listed = json.loads(here("node", "ls", "--json", *words).stdout)["nodes"]
     return next(dict(one) for one in listed if one["name"] == name)
 
 
 def test_a_drain_cordons_a_node_until_it_is_cancelled(here: Command, book: History) -> None:
     """A second drain changes the time and adds no cordon; the table shows owner, reason and end."""
     assert book is not None
-    done = here("drain", "node-1", "--in", "20m", "--reason", "new fan")
+    done = here("node", "drain", "node-1", "--in", "20m", "--reason", "new fan")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("node-1: healthy -> held (hold 1, by ")
+    assert done.stdout.startswith("node-1: healthy -> held (cordon 1, by ")
     assert "jobs leave it by " in done.stdout
-    assert here("drain", "node-1", "--in", "2h", "--reason", "two fans").returncode == 0
+    assert here("node", "drain", "node-1", "--in", "2h", "--reason", "two fans").returncode == 0
     (hold,) = node(here, "node-1")["service"]["holds"]
     assert (hold["drains"], hold["reason"], hold["owner"]["person"]) == (True, "two fans", True)
     assert hold["leave_by"] == pytest.approx(time.time() + 7200, abs=60)
-    assert "(drained by " in here("nodes").stdout
-    assert "; jobs leave by " in here("nodes").stdout
-    done = here("drain", "node-1", "--cancel")
+    assert "(drained by " in here("node", "ls").stdout
+    assert "; jobs leave by " in here("node", "ls").stdout
+    done = here("node", "drain", "node-1", "--cancel")
     assert "held -> healthy (its drain is cancelled" in done.stdout
     assert node(here, "node-1")["service"]["holds"] == []
 
@@ -43,16 +43,16 @@ def test_a_drain_cordons_a_node_until_it_is_cancelled(here: Command, book: Histo
 def test_cancelling_a_drain_keeps_other_cordons(here: Command, book: History) -> None:
     """A person's cordon stays, and the node is not used."""
     assert book is not None
-    here("nodes", "hold", "node-1", "--reason", "a look")
-    here("drain", "node-1")
-    told = json.loads(here("drain", "node-1", "--cancel", "--json").stdout)
+    here("node", "cordon", "node-1", "--reason", "a look")
+    here("node", "drain", "node-1")
+    (told,) = json.loads(here("node", "drain", "node-1", "--cancel", "--json").stdout)["nodes"]
     assert (told["state"], told["drains"], told["by"]) == ("held", False, None)
 
 
 def test_a_job_names_its_cluster(here: Command, running: Author) -> None:
     """Nobody has to find the file."""
     assert running is not None
-    told = json.loads(here("drain", "node-1", "--job", "gpt-small", "--json").stdout)
+    (told,) = json.loads(here("node", "drain", "node-1", "--job", "gpt-small", "--json").stdout)["nodes"]
     assert (told["node"], told["state"], told["reason"]) == ("node-1", "held", "a planned removal")
 
 
@@ -68,7 +68,6 @@ def test_a_job_names_its_cluster(here: Command, running: Author) -> None:
         (["node-1", "--in", "5m", "--by", "18:00"], "name the time once"),
         (["node-1", "--in", "5m", "--cancel"], "cancels the drain"),
         (["node-1", "--reason", " "], "a reason is needed"),
-        (["node-1", "--cluster", "c.yaml", "--job", "a"], "name the cluster once"),
         (["node-1", "--job", "nobody"], "nobody"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -76,10 +75,10 @@ def test_a_job_names_its_cluster(here: Command, running: Author) -> None:
 def test_an_impossible_drain_is_refused_with_the_cure(here: Command, book: History, words: list[str], said: str) -> None:
     """And nothing is written."""
     assert book is not None
-    done = here("drain", *words)
+    done = here("node", "drain", *words)
     assert done.returncode != 0
     assert said in done.stderr
-    assert all(one["service"]["state"] == "healthy" for one in json.loads(here("nodes", "--json").stdout)["nodes"])
+    assert all(one["service"]["state"] == "healthy" for one in json.loads(here("node", "ls", "--json").stdout)["nodes"])
 
 
 def test_a_time_of_day_is_the_next_one() -> None:
@@ -99,6 +98,6 @@ def test_maintenance_windows_are_listed(here: Command, book: History, tmp_path: 
     """The next one of each node."""
     assert book is not None
     (tmp_path / "c.yaml").write_text("nodes: 2\nmaintenance: [{nodes: [node-1], start: 2099-12-01 22:00, reason: firmware}]\n")
-    assert node(here, "node-1", str(tmp_path / "c.yaml"))["service"]["maintenance"]["reason"] == "firmware"
-    assert node(here, "node-0", str(tmp_path / "c.yaml"))["service"]["maintenance"] is None
-    assert "firmware from 2099-12-01 22:00:00 to 2099-12-02 02:00:00" in here("nodes", str(tmp_path / "c.yaml")).stdout
+    assert node(here, "node-1", "--cluster", str(tmp_path / "c.yaml"))["service"]["maintenance"]["reason"] == "firmware"
+    assert node(here, "node-0", "--cluster", str(tmp_path / "c.yaml"))["service"]["maintenance"] is None
+    assert "firmware from 2099-12-01 22:00:00 to 2099-12-02 02:00:00" in here("node", "ls", "--cluster", str(tmp_path / "c.yaml")).stdout

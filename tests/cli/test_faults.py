@@ -1,4 +1,4 @@
-"""`holdfast faults` and `holdfast classify` as their users meet them."""
+"""`holdfast faults ls` and `holdfast classify` as their users meet them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def a_fault(author: Author, **evidence: str) -> FaultRecord:
 
 def test_faults_lists_and_filters(here: Command) -> None:
     """What is left is what all options leave."""
-    everything = json.loads(here("faults", "--json").stdout)
+    everything = json.loads(here("faults", "ls", "--json").stdout)
     assert [one["id"] for one in everything] == [one.id for one in by_place()]
-    some = json.loads(here("faults", "--area", "hardware", "--recommended-action", "evict", "--words", "bus", "--json").stdout)
+    some = json.loads(here("faults", "ls", "--area", "hardware", "--recommended-action", "evict", "--words", "bus", "--json").stdout)
     assert "gpu-off-bus" in {one["id"] for one in some}
     assert all(one["area"] == "hardware" and one["recommended_action"] == "evict" for one in some)
-    text = here("faults", "--component", "nvlink", "--attributed-to", "gpu")
+    text = here("faults", "ls", "--component", "nvlink", "--attributed-to", "gpu")
     assert text.stdout.splitlines()[0].split()[:2] == ["KIND", "AREA"]
     assert " of " in text.stderr
 
@@ -51,7 +51,7 @@ def test_faults_show_explains_one_kind(here: Command) -> None:
 
 def test_a_kind_is_found_by_what_logs_call_it_though_devices_show_it_too(here: Command) -> None:
     """A user with an Xid 79 in a log searches for that."""
-    assert "gpu-off-bus" in here("faults", "--words", "xid 79").stdout
+    assert "gpu-off-bus" in here("faults", "ls", "--words", "xid 79").stdout
     text = here("faults", "show", "gpu-off-bus").stdout
     assert "(Xid 79) (evict: " in text
     assert "GPU has fallen off the bus." in text
@@ -69,10 +69,10 @@ def test_a_kind_is_found_by_what_logs_call_it_though_devices_show_it_too(here: C
 def test_an_unknown_filter_value_is_refused(here: Command, option: str, given: str, known: str) -> None:
     """An empty list would suggest that there are no such faults."""
     for more in ([], ["--json"]):
-        done = here("faults", option, given, *more)
+        done = here("faults", "ls", option, given, *more)
         assert done.returncode == 2
         assert known in done.stderr.partition("Give one of")[2]
-    assert f"None of {len(CATALOGUE)} kinds" in here("faults", "--words", "nothing-is-called-this").stderr
+    assert f"None of {len(CATALOGUE)} kinds" in here("faults", "ls", "--words", "nothing-is-called-this").stderr
 
 
 def test_a_kind_that_does_not_exist_names_the_nearest(here: Command) -> None:

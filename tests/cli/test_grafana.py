@@ -117,14 +117,14 @@ def marks() -> dict[str, dict[str, Any]]:
 
 
 class Metrics:
-    """`holdfast metrics` on the history in a folder."""
+    """`holdfast admin metrics` on the history in a folder."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
         self._child, self.port = self._start(0)
 
     def _start(self, port: int) -> tuple[subprocess.Popen[str], int]:
-        command = [*PROGRAM, "metrics", "--serve", str(port)]
+        command = [*PROGRAM, "admin", "metrics", "--serve", str(port)]
         child = subprocess.Popen(command, env=environment(HOLDFAST_HOME=str(self._home)), stderr=subprocess.PIPE, text=True)
         assert child.stderr is not None
         return child, int(child.stderr.readline().split()[2].split(":")[2].partition("/")[0])
@@ -189,7 +189,7 @@ def record(book: History) -> Author:
 
 @contextmanager
 def scraping(port: int, folder: Path) -> Iterator[Prometheus]:
-    """Run a Prometheus that scrapes `holdfast metrics` at *port* every second, as deployments/README.md has it."""
+    """Run a Prometheus that scrapes `holdfast admin metrics` at *port* every second, as deployments/README.md has it."""
     each = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
     ours = {"job_name": "holdfast", "honor_labels": True, "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
     settings = {"global": each, "rule_files": [str(RULES)], "scrape_configs": [ours]}

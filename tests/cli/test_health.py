@@ -1,4 +1,4 @@
-"""`holdfast health --local`: this machine, and GPUs of a stand-in library that fail between two checks."""
+"""`holdfast node check --local`: this machine, and GPUs of a stand-in library that fail between two checks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_this_machine_is_checked_and_unknown_signals_are_listed(holdfast: Command) -> None:
     """The exit status shows whether there are faults; a machine without GPUs lists them as unknown, not as healthy."""
-    done = holdfast("health", "--local", "--json")
+    done = holdfast("node", "check", "--local", "--json")
     told = json.loads(done.stdout)
     acting = [fault for fault in told["faults"] if fault["recommended_action"] != "record"]
     assert done.returncode == bool(acting), done.stdout
@@ -38,7 +38,7 @@ def test_this_machine_is_checked_and_unknown_signals_are_listed(holdfast: Comman
 def test_a_fault_is_shown_with_evidence_and_cure(holdfast: Command, stand_in: Path) -> None:
     """And the status is 1."""
     stand_in.write_text("gpu1.rows_failed 1\n")
-    done = holdfast("health", "--local")
+    done = holdfast("node", "check", "--local")
     assert done.returncode == 1
     assert "gpu-row-remap-failed" in done.stdout
     assert "GPU 0000:28:00.0: a memory row could not be replaced" in done.stdout
@@ -48,11 +48,11 @@ def test_a_fault_is_shown_with_evidence_and_cure(holdfast: Command, stand_in: Pa
 def test_changes_since_an_earlier_reading_are_shown(holdfast: Command, stand_in: Path, tmp_path: Path) -> None:
     """The earlier output is all that it takes."""
     stand_in.write_text("gpu0.link0.recoveries 4\n")
-    before = holdfast("health", "--local", "--json")
+    before = holdfast("node", "check", "--local", "--json")
     assert "nvlink-errors" not in before.stdout
     (tmp_path / "before.json").write_text(before.stdout)
     stand_in.write_text("gpu0.link0.recoveries 5\n")
-    done = holdfast("health", "--local", "--since", "before.json")
+    done = holdfast("node", "check", "--local", "--baseline", "before.json")
     assert "nvlink-errors" in done.stdout
 
 
@@ -60,13 +60,13 @@ def test_changes_since_an_earlier_reading_are_shown(holdfast: Command, stand_in:
 def test_a_file_without_a_reading_is_refused(here: Command, tmp_path: Path, text: str) -> None:
     """With the cure."""
     (tmp_path / "before.json").write_text(text)
-    done = here("health", "--local", "--since", "before.json")
+    done = here("node", "check", "--local", "--baseline", "before.json")
     assert done.returncode == 2
-    assert "holdfast health --local --json" in done.stderr
+    assert "holdfast node check --local --json" in done.stderr
 
 
 def test_the_target_of_a_check_is_required(here: Command) -> None:
     """Either a cluster or this machine."""
-    done = here("health")
+    done = here("node", "check")
     assert done.returncode == 2
     assert "--local" in done.stderr

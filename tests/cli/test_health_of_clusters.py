@@ -1,4 +1,4 @@
-"""`holdfast health CLUSTER_FILE`: real SSH servers, changes since the last check, and every invalid file with its cure."""
+"""`holdfast node check --cluster CLUSTER_FILE`: real SSH servers, changes since the last check, and every invalid file with its cure."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def test_nodes_over_ssh_are_checked_and_changes_are_shown(holdfast: Command, sit
     off = site.node("off")
     site.node("strange", known=False)
     name = described(site, tmp_path, failure_threshold=1)
-    first = holdfast("health", name, "--json")
+    first = holdfast("node", "check", "--cluster", name, "--json")
     told = {one["node"]: one for one in json.loads(first.stdout)["nodes"]}
     assert told["strange"]["health"] == "unknown"
     assert "unknown host key" in told["strange"]["reason"]
     assert told["well"]["health"] == told["off"]["health"], "both are this machine"
-    assert told["well"]["health"] in {"ok", "degraded", "unhealthy"}
+    assert told["well"]["health"] in {"healthy", "degraded", "unhealthy"}
 
     off.stop()
-    done = holdfast("health", name)
+    done = holdfast("node", "check", name)
     assert done.returncode == 1
     rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
     assert "unreachable" in rows["off"]
@@ -49,20 +49,20 @@ def test_nodes_of_this_machine_are_checked_once(here: Command, tmp_path: Path) -
     """All have the same findings; one that is switched off does not answer."""
     (tmp_path / "cluster.yaml").write_text("name: small\nnodes: 3\n")
     LocalNodes("small", cluster_directory("small"), 3).power_off("node-2")
-    told = json.loads(here("health", "cluster.yaml", "--json").stdout)
+    told = json.loads(here("node", "check", "--cluster", "cluster.yaml", "--json").stdout)
     verdicts = {one["node"]: one["health"] for one in told["nodes"]}
     assert verdicts["node-0"] == verdicts["node-1"] != "unreachable"
     assert verdicts["node-2"] == "unreachable"
     assert told["nodes"][0]["unknown"] == told["nodes"][1]["unknown"]
-    assert here("health", "cluster.yaml", "--json").returncode == 1
-    assert "unreachable" in here("nodes", "cluster.yaml").stdout
+    assert here("node", "check", "--cluster", "cluster.yaml", "--json").returncode == 1
+    assert "unreachable" in here("node", "ls", "--cluster", "cluster.yaml").stdout
 
 
 def test_a_first_check_shows_no_changes(here: Command, tmp_path: Path) -> None:
     """Without an earlier check nothing has changed."""
     (tmp_path / "cluster.yaml").write_text("name: small\nnodes: 2\n")
     LocalNodes("small", cluster_directory("small"), 2).power_off("node-1")
-    first = here("health", "cluster.yaml").stdout
+    first = here("node", "check", "--cluster", "cluster.yaml").stdout
     assert "New since the look before" not in first
     assert "Checked for the first time: " in first
     assert first.count("node-1") == 2, "its row, and the list of new nodes"
@@ -70,7 +70,7 @@ def test_a_first_check_shows_no_changes(here: Command, tmp_path: Path) -> None:
 
 def test_evidence_is_folded_where_the_terminal_ends() -> None:
     """Its end is the cure, and must not be cut off; a second finding has a line of its own."""
-    rows = [["w1", "unhealthy", "bad: " + "word " * 12 + "cure\nsecond: thing"], ["w2", "ok", "-"]]
+    rows = [["w1", "unhealthy", "bad: " + "word " * 12 + "cure\nsecond: thing"], ["w2", "healthy", "-"]]
     program = f"from holdfast.cli.output import echo_table; echo_table(('NODE', 'VERDICT', 'EVIDENCE'), {rows}, coloured=1, last='wrapped')"
     with Terminal([sys.executable, "-c", f"import sys; sys.stdin.readline(); {program}"], environment(), columns=50) as terminal:
         terminal.type("\n")
@@ -101,7 +101,7 @@ def test_an_invalid_cluster_file_is_reported_with_the_cure(case: str, here: Comm
     """What, where, and what to do; status 2, and nothing is kept."""
     text, reason, cure = REFUSED[case]
     (tmp_path / "cluster.yaml").write_text(text)
-    done = here("health", "cluster.yaml")
+    done = here("node", "check", "--cluster", "cluster.yaml")
     assert done.returncode == 2
     assert reason in done.stderr
     assert cure in done.stderr
@@ -123,7 +123,7 @@ def test_nodes_that_cannot_be_checked_are_unknown(case: str, here: Command, tmp_
     """And not unhealthy; the exit status is 1, as their health is unknown."""
     text, reason, more = UNSEEN[case]
     (tmp_path / "cluster.yaml").write_text(text + "failure_threshold: 1\n")
-    done = here("health", "cluster.yaml")
+    done = here("node", "check", "--cluster", "cluster.yaml")
     assert done.returncode == 1
     assert "unknown" in done.stdout
     assert reason in done.stdout
@@ -132,11 +132,11 @@ def test_nodes_that_cannot_be_checked_are_unknown(case: str, here: Command, tmp_
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["cluster.yaml", "--local"], "name what to check"), (["cluster.yaml", "--since", "x"], "belongs to `--local`")],
+    [(["node-0", "--local"], "name no nodes"), (["--cluster", "cluster.yaml", "--baseline", "x"], "belongs to `--local`")],
 )
 def test_conflicting_options_are_refused(arguments: list[str], words: str, here: Command) -> None:
     """Before anything is checked."""
-    done = here("health", *arguments)
+    done = here("node", "check", *arguments)
     assert done.returncode == 2
     assert words in done.stderr
 

@@ -82,7 +82,7 @@ def reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ChildTran
     """Let the job's nodes be other machines."""
     made = ChildTransport()
     boxes = Boxes(str(tmp_path / "hf"), names=["n0", "n1", "n2"])
-    monkeypatch.setattr("holdfast.cli.commands.logs.open_cluster", lambda _cluster: RemoteNodes(boxes, made))
+    monkeypatch.setattr("holdfast.cli.commands.watch.logs.open_cluster", lambda _cluster: RemoteNodes(boxes, made))
     yield made
     made.reap()
 

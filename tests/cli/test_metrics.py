@@ -110,7 +110,7 @@ def test_the_history_is_exported(here: Command, book: History, running: Author) 
         Snapshots(job_id=running.job.id, generation=9, at=1.0, step=3, age_steps=2, trained_s=10.0, cost_s=0.1, size=4096),
         ApprovalRequest(number=1, cluster="local", job_id="", job="", about="share", nodes={}, reason="", otherwise="keep", at=0, until=0),
     )
-    told = parsed(here("metrics").stdout)
+    told = parsed(here("admin", "metrics").stdout)
     look = json.loads(here("status", "gpt-small", "--json").stdout)
     assert value(told, "holdfast_jobs", state=look["state"].lower()) == 1
     assert value(told, "holdfast_job_state", job="gpt-small", state=look["state"].lower()) == 1
@@ -135,7 +135,7 @@ def test_time_metrics_equal_the_cost_command(here: Command, book: History, monke
     """ETTR, what became of the time, downtime by phase, steps lost."""
     filled.three_incidents(book)
     monkeypatch.setattr("holdfast.report.metrics.jobs.SHOWN_SECONDS", math.inf)  # it ended long ago
-    told, bill = parsed(here("metrics").stdout), json.loads(here("cost", "bytes-gpt", "--json").stdout)
+    told, bill = parsed(here("admin", "metrics").stdout), json.loads(here("cost", "bytes-gpt", "--json").stdout)
     ettr = value(told, "holdfast_job_effective_training_time_ratio", job="bytes-gpt")
     assert ettr == pytest.approx(bill["ettr"])
     held = {one.labels["category"]: one.value for one in told["holdfast_job_time_seconds"].samples}
@@ -177,12 +177,12 @@ def test_every_counter_of_a_job_begins_at_zero(book: History) -> None:
 def test_a_job_that_ended_long_ago_is_not_exported(here: Command, book: History) -> None:
     """Unused names would stay in Prometheus."""
     filled.three_incidents(book)
-    assert "bytes-gpt" not in here("metrics").stdout
+    assert "bytes-gpt" not in here("admin", "metrics").stdout
 
 
 def test_an_absent_history_exports_nothing(here: Command) -> None:
     """On a new machine everything is zero or absent, and each family has its description."""
-    done = here("metrics")
+    done = here("admin", "metrics")
     assert done.returncode == 0
     families = parsed(done.stdout)
     assert value(families, "holdfast_jobs", state="running") == 0
@@ -210,7 +210,7 @@ def test_a_histogram_counts_what_is_at_most_as_large() -> None:
 
 def test_programs_get_the_same_as_json(here: Command, running: Author) -> None:
     """Name, kind, help and samples of each family."""
-    told = json.loads(here("metrics", "--json").stdout)
+    told = json.loads(here("admin", "metrics", "--json").stdout)
     step = next(one for one in told if one["name"] == "holdfast_job_step")
     assert (step["type"], step["samples"][0]["labels"]) == ("gauge", {"job": "gpt-small"})
     lost = next(one for one in told if one["name"] == "holdfast_lost_steps_total")
@@ -222,11 +222,11 @@ def test_the_textfile_is_complete_and_readable(here: Command, running: Author, t
     path = tmp_path / "out" / "holdfast.prom"
     path.parent.mkdir()
     path.write_text("older")
-    assert here("metrics", "--textfile", str(path)).returncode == 0
+    assert here("admin", "metrics", "--output", str(path)).returncode == 0
     assert value(parsed(path.read_text()), "holdfast_job_info", job="gpt-small") == 1
     assert path.stat().st_mode & 0o777 == 0o644
     assert [one.name for one in path.parent.iterdir()] == ["holdfast.prom"]
-    refused = here("metrics", "--textfile", str(tmp_path / "missing" / "holdfast.prom"))
+    refused = here("admin", "metrics", "--output", str(tmp_path / "missing" / "holdfast.prom"))
     assert refused.returncode == 2
     assert "No such file or directory" in refused.stderr
 
@@ -234,7 +234,7 @@ def test_the_textfile_is_complete_and_readable(here: Command, running: Author, t
 @pytest.fixture
 def served(holdfast_home: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Give a server of metrics and its address."""
-    child = subprocess.Popen([*PROGRAM, "metrics", "--serve", "0"], env=environment(), stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen([*PROGRAM, "admin", "metrics", "--serve", "0"], env=environment(), stderr=subprocess.PIPE, text=True)
     assert child.stderr is not None
     line = child.stderr.readline()
     yield child, line.split()[2]
@@ -289,7 +289,7 @@ def test_prometheus_is_answered_on_the_loopback(served: tuple[subprocess.Popen[s
 @pytest.mark.parametrize("where", ["nowhere", "192.0.2.1:9464", "127.0.0.1:70000", "no.such.host.example.org:9464", "", ":"])
 def test_an_invalid_address_is_refused_with_the_cure(here: Command, where: str) -> None:
     """Not with a traceback."""
-    done = here("metrics", "--serve", where)
+    done = here("admin", "metrics", "--serve", where)
     assert done.returncode == 2
     assert "as in `--serve 9464`" in done.stderr
 
@@ -341,7 +341,7 @@ def test_the_file_for_node_exporter_follows_no_link(here: Command, running: Auth
     victim.write_text("precious")
     for name in (f".holdfast.prom.{os.getpid()}", "holdfast.prom"):
         (tmp_path / name).symlink_to(victim)
-    assert here("metrics", "--textfile", "holdfast.prom").returncode == 0
+    assert here("admin", "metrics", "--output", "holdfast.prom").returncode == 0
     assert victim.read_text() == "precious"
     assert "holdfast_job_info" in (tmp_path / "holdfast.prom").read_text()
     assert not (tmp_path / "holdfast.prom").is_symlink()
@@ -349,4 +349,4 @@ def test_the_file_for_node_exporter_follows_no_link(here: Command, running: Auth
 
 def test_exclusive_options_are_refused(here: Command, tmp_path: Path) -> None:
     """One at a time."""
-    assert "exclude each other" in here("metrics", "--json", "--textfile", str(tmp_path / "x")).stderr
+    assert "exclude each other" in here("admin", "metrics", "--json", "--output", str(tmp_path / "x")).stderr

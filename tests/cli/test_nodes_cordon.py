@@ -29,17 +29,17 @@ def taken_out(history: History, node: str) -> None:
 
 
 def service(here: Command, node: str) -> dict[str, Any]:
-    """Return the service state of a node from the JSON output of `holdfast nodes`."""
-    listed = json.loads(here("nodes", "--json").stdout)["nodes"]
+    """Return the service state of a node from the JSON output of `holdfast node ls`."""
+    listed = json.loads(here("node", "ls", "--json").stdout)["nodes"]
     return next(dict(one["service"]) for one in listed if one["name"] == node)
 
 
 def test_the_table_has_state_owner_reason_and_end(here: Command, book: History) -> None:
     """Of cordons by programs and people; empty columns are left out."""
-    assert "BY" not in here("nodes").stdout.splitlines()[0].split()
+    assert "BY" not in here("node", "ls").stdout.splitlines()[0].split()
     taken_out(book, "node-1")
-    assert here("nodes", "hold", "node-2", "--reason", "new fan", "--for", "2h").returncode == 0
-    done = here("nodes")
+    assert here("node", "cordon", "node-2", "--reason", "new fan", "--for", "2h").returncode == 0
+    done = here("node", "ls")
     head, *rows = done.stdout.splitlines()
     assert head.split()[:5] == ["NODE", "STATE", "SINCE", "BY", "UNTIL"]
     assert rows[0].split()[1] == "healthy"
@@ -60,13 +60,13 @@ def test_each_command_changes_the_state_of_the_node(here: Command, book: History
     """Over a quarantine: the program's quarantine is in force again once the person's hold is lifted."""
     taken_out(book, "node-1")
     for words, moved in (
-        (["hold", "node-1", "--reason", "a look"], "quarantined -> held (hold 2"),
-        (["release", "node-1", "--reason", "done"], "held -> quarantined (hold 2"),
-        (["readmit", "node-1", "--reason", "reseated"], "quarantined -> healthy (hold 1"),
-        (["retire", "node-1", "--reason", "once more"], "healthy -> retired (hold 3"),
-        (["readmit", "node-1", "--reason", "board replaced"], "retired -> healthy (hold 3"),
+        (["cordon", "node-1", "--reason", "a look"], "quarantined -> held (cordon 2"),
+        (["uncordon", "node-1", "--reason", "done"], "held -> quarantined (cordon 2"),
+        (["return", "node-1", "--reason", "reseated"], "quarantined -> healthy (cordon 1"),
+        (["decommission", "node-1", "--reason", "once more"], "healthy -> retired (cordon 3"),
+        (["return", "node-1", "--reason", "board replaced"], "retired -> healthy (cordon 3"),
     ):
-        done = here("nodes", *words)
+        done = here("node", *words)
         assert done.returncode == 0, done.stderr
         assert moved in done.stdout
     moves = service_moves(book, "local", "node-1")
@@ -75,24 +75,26 @@ def test_each_command_changes_the_state_of_the_node(here: Command, book: History
 
 
 def test_json_output_has_the_same_content(here: Command) -> None:
-    """`--json` may precede or follow the command."""
-    told = json.loads(here("nodes", "hold", "node-0", "--reason", "fan", "--json").stdout)
-    assert (told["before"], told["state"], told["hold"], told["until"]) == ("healthy", "held", 1, None)
-    assert json.loads(here("nodes", "--json", "release", "node-0", "--reason", "done").stdout)["state"] == "healthy"
+    """Of each node."""
+    (told,) = json.loads(here("node", "cordon", "node-0", "--reason", "fan", "--json").stdout)["nodes"]
+    assert (told["before"], told["state"], told["cordon"], told["until"]) == ("healthy", "held", 1, None)
+    assert json.loads(here("node", "uncordon", "--json", "node-0", "--reason", "done").stdout)["nodes"][0]["state"] == "healthy"
 
 
 REFUSED = {
-    "no such node": (["hold", "node-9", "--reason", "x"], "cluster 'local' has no node 'node-9'. It has node-"),
-    "nobody holds it": (["release", "node-0", "--reason", "x"], "node-0 is healthy: no person cordoned it"),
-    "held by a program": (["release", "node-1", "--reason", "x"], "`holdfast nodes readmit node-1 --reason ...`"),
-    "held by a person": (["readmit", "node-2", "--reason", "x"], "`holdfast nodes release node-2 --reason ...` lifts it"),
-    "an old number": (["readmit", "node-1", "--reason", "x", "--number", "7"], "node-1 has no open cordon 7 of a program"),
-    "no reason": (["hold", "node-0", "--reason", " "], "Give one with `--reason`"),
-    "no duration": (["hold", "node-0", "--reason", "x", "--for", "soon"], "'soon' is not a duration above zero"),
-    "no time at all": (["hold", "node-0", "--reason", "x", "--for", "0s"], "'0s' is not a duration above zero"),
-    "a mistyped word": (["hodl", "node-0", "--reason", "x"], "Did you mean 'hold'?"),
-    "no such file": (["hold", "node-0", "--reason", "x", "--cluster", "gone.yaml"], "gone.yaml"),
-    "a list of nothing": (["gone.yaml"], "gone.yaml"),
+    "no such node": (["cordon", "node-9", "--reason", "x"], "cluster 'local' has no node 'node-9'. It has node-"),
+    "nobody holds it": (["uncordon", "node-0", "--reason", "x"], "node-0 is healthy: no person cordoned it"),
+    "held by a program": (["uncordon", "node-1", "--reason", "x"], "`holdfast node return node-1 --reason ...`"),
+    "held by a person": (["return", "node-2", "--reason", "x"], "`holdfast node uncordon node-2 --reason ...` lifts it"),
+    "an old number": (["return", "node-1", "--reason", "x", "--number", "7"], "node-1 has no open cordon 7 of a program"),
+    "no reason": (["cordon", "node-0", "--reason", " "], "Give one with `--reason`"),
+    "no duration": (["cordon", "node-0", "--reason", "x", "--for", "soon"], "'soon' is not a duration above zero"),
+    "no time at all": (["cordon", "node-0", "--reason", "x", "--for", "0s"], "'0s' is not a duration above zero"),
+    "a mistyped word": (["crodon", "node-0", "--reason", "x"], "`holdfast node cordon`"),
+    "no such file": (["cordon", "node-0", "--reason", "x", "--cluster", "gone.yaml"], "gone.yaml"),
+    "the file of a cluster as a node": (["cordon", "gone.yaml", "--reason", "x"], "--cluster gone.yaml"),
+    "a range that descends": (["cordon", "node-[2-1]", "--reason", "x"], "is not a range of nodes"),
+    "one node of several": (["cordon", "node-0,node-9", "--reason", "x"], "has no node 'node-9'"),
 }
 
 
@@ -100,18 +102,32 @@ REFUSED = {
 def test_an_impossible_request_is_refused_with_state_and_cure(case: str, here: Command, book: History) -> None:
     """Status 2, and nothing is changed."""
     taken_out(book, "node-1")
-    assert here("nodes", "hold", "node-2", "--reason", "fan").returncode == 0
+    assert here("node", "cordon", "node-2", "--reason", "fan").returncode == 0
     words, reason = REFUSED[case]
-    done = here("nodes", *words)
+    done = here("node", *words)
     assert done.returncode == 2
     assert reason in done.stderr
     assert [len(service_moves(book, "local", node)) for node in ("node-0", "node-1", "node-2")] == [0, 1, 1]
 
 
-def test_a_file_of_a_cluster_is_still_listed(here: Command, tmp_path: Path) -> None:
-    """With or without `list`; `--cluster` selects the cluster of a node."""
-    (tmp_path / "hold.yaml").write_text("name: small\nnodes: 2\n")
-    assert here("nodes", "hold.yaml").stdout == here("nodes", "list", "hold.yaml").stdout
-    assert here("nodes", "hold", "node-1", "--reason", "fan", "--cluster", "hold.yaml").returncode == 0
-    assert "held" in here("nodes", "hold.yaml").stdout
-    assert "held" not in here("nodes").stdout
+def test_several_nodes_are_changed_at_once(here: Command, book: History) -> None:
+    """By ranges and names; one that cannot be changed does not keep the others from it."""
+    taken_out(book, "node-1")
+    told = json.loads(here("node", "cordon", "node-[0-1]", "node-3", "--reason", "fans", "--json").stdout)
+    assert [one["node"] for one in told["nodes"]] == ["node-0", "node-1", "node-3"]
+    done = here("node", "uncordon", "node-[0-3]", "--reason", "done", "--json")
+    assert done.returncode == 2
+    assert [one["node"] for one in json.loads(done.stdout)["nodes"]] == ["node-0", "node-1", "node-3"]
+    assert "node-2" in done.stderr
+
+
+def test_the_environment_names_the_cluster_where_no_option_does(here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--cluster` precedes HOLDFAST_CLUSTER."""
+    (tmp_path / "small.yaml").write_text("name: small\nnodes: 2\n")
+    (tmp_path / "tiny.yaml").write_text("name: tiny\nnodes: 1\n")
+    assert json.loads(here("node", "ls", "--json").stdout)["cluster"] == "local"
+    monkeypatch.setenv("HOLDFAST_CLUSTER", "small.yaml")
+    assert json.loads(here("node", "ls", "--json").stdout)["cluster"] == "small"
+    assert json.loads(here("node", "cordon", "node-1", "--reason", "fan", "--json").stdout)["cluster"] == "small"
+    told = json.loads(here("node", "ls", "node-0", "--json", "--cluster", "tiny.yaml").stdout)
+    assert (told["cluster"], len(told["nodes"])) == ("tiny", 1)

@@ -1,4 +1,4 @@
-"""`holdfast nodes trust`: real SSH servers show their keys, which become known after confirmation."""
+"""`holdfast node trust`: real SSH servers show their keys, which become known after confirmation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_key_is_added_after_confirmation(site: Site, tmp_path: Path, holdfast_
     node = site.node("one", known=False)
     site.known_hosts.unlink()
     described(site, tmp_path)
-    command = [sys.executable, "-m", "holdfast", "nodes", "trust", str(tmp_path / "cluster.yaml")]
+    command = [sys.executable, "-m", "holdfast", "node", "trust", "--cluster", str(tmp_path / "cluster.yaml")]
     with Terminal(command, environment(), columns=200) as terminal:
         wait_until(lambda: "[y/N]" in terminal.text, seconds=60, explain=lambda: terminal.raw)
         assert fingerprint(site, "one") in terminal.text
@@ -57,17 +57,17 @@ def test_without_a_terminal_no_key_is_added(holdfast: Command, site: Site, tmp_p
     site.node("two", known=False)
     site.known_hosts.write_text("# mine")
     name = described(site, tmp_path)
-    asked = holdfast("nodes", "trust", name)
+    asked = holdfast("node", "trust", "--cluster", name)
     assert asked.returncode == 1
     assert "2 keys not added: there is no terminal to ask on" in asked.stderr
     assert "0 of 2 machines are trusted" in asked.stdout
     assert site.known_hosts.read_text() == "# mine"
-    one = holdfast("nodes", "trust", name, "one", "--yes", "--json")
+    one = holdfast("node", "trust", "--cluster", name, "one", "--yes", "--json")
     assert (one.returncode, list(machines(one))) == (0, ["one"])
     assert machines(one)["one"]["added"]
     assert machines(one)["one"]["fingerprint"] == fingerprint(site, "one")
     assert site.known_hosts.read_text().startswith("# mine\n[")
-    told = {look["node"]: look for look in json.loads(holdfast("health", name, "--json").stdout)["nodes"]}
+    told = {look["node"]: look for look in json.loads(holdfast("node", "check", name, "--json").stdout)["nodes"]}
     assert "unknown host key" in told["two"]["reason"]
     assert told["one"]["health"] != "unknown"
 
@@ -80,7 +80,7 @@ def test_a_changed_key_is_never_added(holdfast: Command, site: Site, tmp_path: P
     node.key = key_at(node.place / "host_key")
     node.start()
     before = site.known_hosts.read_text()
-    done = holdfast("nodes", "trust", described(site, tmp_path), "--yes")
+    done = holdfast("node", "trust", "--cluster", described(site, tmp_path), "--yes")
     assert done.returncode == 1
     assert "changed host key: " in done.stdout
     assert f"ssh-keygen -R '[{node.address}]:{node.port}'" in done.stdout
@@ -92,12 +92,12 @@ def test_jump_hosts_come_first_and_then_what_lies_behind(holdfast: Command, site
     gate, inner = site.node("gate", known=False), site.node("inner", known=False)
     hosts = [{"name": "inner", "address": inner.address, "port": inner.port}]
     name = described(site, tmp_path, hosts=hosts, jump=[f"{gate.address}:{gate.port}"])
-    asked = holdfast("nodes", "trust", name, "--json")
+    asked = holdfast("node", "trust", "--cluster", name, "--json")
     found = {one: (told["status"], told["trusted"]) for one, told in machines(asked).items()}
     assert found == {"jump": ("unknown", False), "inner": (None, False)}
     assert "unknown host key" in machines(asked)["inner"]["reason"]
     assert (asked.returncode, gate.logins()) == (1, 0)
-    done = holdfast("nodes", "trust", name, "--yes", "--json")
+    done = holdfast("node", "trust", "--cluster", name, "--yes", "--json")
     assert done.returncode == 0
     assert all(told["trusted"] and told["added"] for told in machines(done).values())
     assert inner.logins() == 0, "a key is shown before anybody logs in"
@@ -111,15 +111,15 @@ def test_untrustworthy_keys_are_reported_with_the_cure(holdfast: Command, site: 
     shutil.copy(one.key, clone.key)
     shutil.copy(one.key.with_suffix(".pub"), clone.key.with_suffix(".pub"))
     clone.start()
-    done = holdfast("nodes", "trust", described(site, tmp_path))
+    done = holdfast("node", "trust", "--cluster", described(site, tmp_path))
     assert done.returncode == 1
     assert "Connection refused" in done.stdout
     assert f"{one.address}, {clone.address} have the same key (clones of one image?)" in done.stdout
     (tmp_path / "file").touch()
-    refused = holdfast("nodes", "trust", described(site, tmp_path, known_hosts=str(tmp_path / "file" / "known")), "--yes")
+    refused = holdfast("node", "trust", "--cluster", described(site, tmp_path, known_hosts=str(tmp_path / "file" / "known")), "--yes")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "the known_hosts file" in refused.stderr
     assert "Not a directory" in refused.stderr
-    assert "has no node 'tow'. It has one, clone, off." in holdfast("nodes", "trust", described(site, tmp_path), "tow").stderr
+    assert "has no node 'tow'. It has one, clone, off." in holdfast("node", "trust", "--cluster", described(site, tmp_path), "tow").stderr
     (tmp_path / "local.yaml").write_text("nodes: 2\n")
-    assert "have no host keys: only those of `kind: ssh` do" in holdfast("nodes", "trust", "local.yaml").stderr
+    assert "have no host keys: only those of `kind: ssh` do" in holdfast("node", "trust", "--cluster", "local.yaml").stderr

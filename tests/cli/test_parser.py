@@ -13,57 +13,116 @@ import click
 import pytest
 
 from holdfast.cli import app
+from holdfast.cli.parser.base import CLUSTER, HEADINGS, Duration, Ranks, Since, node_names
+from holdfast.cli.parser.synonyms import SYNONYMS
+from holdfast.exit_codes import OPERATOR_ERROR
 from tests.cli.conftest import Command, environment
 
-COMMANDS = [
-    *("validate", "run", "status", "history", "show", "report", "advise", "checkpoints", "logs", "profile"),
-    *("cost", "replay", "metrics", "stop", "detach", "migrate", "drain", "nodes", "burn-in", "approve", "notify"),
-    *("health", "classify", "faults", "policy", "support-bundle", "demo"),
-]
+
+def leaves(group: click.Group = app, path: str = "holdfast") -> Iterator[tuple[str, click.Command]]:
+    """Yield every command that is no group, with the words that call it."""
+    for name, one in group.commands.items():
+        if isinstance(one, click.Group):
+            yield from leaves(one, f"{path} {name}")
+        else:
+            yield f"{path} {name}", one
 
 
-def test_the_commands_are_those_of_the_documentation() -> None:
-    """In the order of their use."""
-    assert list(app.commands) == COMMANDS
+LEAVES = dict(leaves())
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself_with_an_example(name: str) -> None:
-    """A short help that is not cut in the list of commands, an example, a help for each option."""
-    command = app.commands[name]
-    text = command.get_help(
-        click.Context(command, info_name=f"holdfast {name}", **app.context_settings)
-    )  # click keeps what it once made of them
-    assert f"Example: holdfast {name}" in text
+def test_every_command_stands_under_one_heading() -> None:
+    """At most 20, in the order of the help."""
+    listed = [name for names in HEADINGS.values() for name in names]
+    assert sorted(listed) == sorted(app.commands)
+    assert len(listed) == len(set(listed)) <= 20
+    text = app.get_help(click.Context(app, info_name="holdfast", **app.context_settings))
+    places = [text.index(f"\n{title}:\n") for title in HEADINGS]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("path", LEAVES)
+def test_every_command_explains_itself_with_an_example(path: str) -> None:
+    """A short help that is not cut in the list of commands, an example, a help for each option, `--json` as a flag."""
+    command = LEAVES[path]
+    text = command.get_help(click.Context(command, info_name=path, **app.context_settings))  # click keeps what it once made of them
+    assert f"Example: {path.removesuffix(' ls')}" in text
     assert not command.get_short_help_str(limit=60).endswith("...")
     assert all(option.help for option in command.params if isinstance(option, click.Option))
+    if path != "holdfast admin completion":
+        assert [one.is_flag for one in command.params if isinstance(one, click.Option) and "--json" in one.opts] == [True]
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "demo"])
-def test_every_command_has_json_output(name: str) -> None:
-    """`--json` is a flag; that of the demo names a file. A group leaves it to its commands."""
-    command = app.commands[name]
-    below = isinstance(command, click.Group) and not command.invoke_without_command
-    for one in command.commands.values() if below and isinstance(command, click.Group) else [command]:
-        assert any("--json" in option.opts for option in one.params), one.name
+@pytest.mark.parametrize("path", LEAVES)
+def test_an_option_means_the_same_in_every_command(path: str) -> None:
+    """Durations, times, ranks and files are given in one way."""
+    for one in LEAVES[path].params:
+        if "--timeout" in one.opts or "--for" in one.opts or "--in" in one.opts:
+            assert isinstance(one.type, Duration)
+        if "--since" in one.opts:
+            assert isinstance(one.type, Since)
+        if "--rank" in one.opts:
+            assert isinstance(one.type, Ranks)
+            assert one.multiple
+        if "--output" in one.opts:
+            assert "-o" in one.opts
+        if "--cluster" in one.opts:
+            assert one.envvar == CLUSTER
+        if "--node" in one.opts or (isinstance(one, click.Argument) and one.name == "nodes"):
+            assert one.callback is node_names
 
 
-def declared(group: click.Group) -> Iterator[click.Command]:
-    """Yield every command that runs a function of `holdfast.cli.commands`."""
-    for one in group.commands.values():
-        if one.callback is not None and "target" in inspect.getclosurevars(one.callback).nonlocals:
-            yield one
-        if isinstance(one, click.Group):
-            yield from declared(one)
-
-
-@pytest.mark.parametrize("command", list(declared(app)), ids=lambda command: command.name)
-def test_every_command_runs_a_function_that_takes_its_parameters(command: click.Command) -> None:
+@pytest.mark.parametrize("path", LEAVES)
+def test_every_command_runs_a_function_that_takes_its_parameters(path: str) -> None:
     """The function is imported by name when the command runs."""
+    command = LEAVES[path]
     assert command.callback is not None
-    module, _, name = inspect.getclosurevars(command.callback).nonlocals["target"].partition(".")
+    module, _, name = inspect.getclosurevars(command.callback).nonlocals["target"].rpartition(".")
     function = getattr(importlib.import_module(f"holdfast.cli.commands.{module}"), name)
     inspect.signature(function).bind(**{one.name: None for one in command.params if one.expose_value})
+
+
+@pytest.mark.parametrize("path", SYNONYMS)
+def test_every_synonym_leads_to_a_command_that_exists(path: str) -> None:
+    """And is not the name of one."""
+    group = app.commands[path] if path else app
+    assert isinstance(group, click.Group)
+    assert not set(SYNONYMS[path]) & set(group.commands)
+    for meant in SYNONYMS[path].values():
+        words = meant.split()
+        command: click.Command = app
+        while words and isinstance(command, click.Group) and not words[0].startswith("-"):
+            command = command.commands[words.pop(0)]
+        options = {name for one in command.get_params(click.Context(command, **app.context_settings)) for name in one.opts}
+        assert options >= set(words), meant
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["valdiate"], "holdfast validate"),
+        (["cancel"], "holdfast stop"),
+        (["canel"], "holdfast stop"),
+        (["squeue"], "holdfast ps"),
+        (["history", "gpt"], "holdfast status --events"),
+        (["version"], "holdfast --version"),
+        (["node", "hold", "gpu1"], "holdfast node cordon"),
+        (["node", "drian", "gpu1"], "holdfast node drain"),
+        (["checkpoint", "list"], "holdfast checkpoint ls"),
+        (["admin", "squeue"], "holdfast ps"),
+    ],
+)
+def test_an_unknown_command_suggests_the_one_that_is_meant(words: list[str], meant: str, here: Command) -> None:
+    """By its meaning elsewhere, or by its spelling; exit status 2, as for every user error."""
+    done = here(*words)
+    assert done.returncode == OPERATOR_ERROR
+    assert f"`{meant}`" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["xyzzy"], ["run"], ["run", "a.yaml", "--detatch"], ["node", "ls", "cluster.yaml"]])
+def test_a_wrong_command_line_is_refused(words: list[str], here: Command) -> None:
+    """Exit status 2."""
+    assert here(*words).returncode == OPERATOR_ERROR
 
 
 def test_help_and_version_need_no_more_than_click(holdfast: Command) -> None:
@@ -80,18 +139,19 @@ def test_help_and_version_need_no_more_than_click(holdfast: Command) -> None:
     "arguments",
     [
         ["status"],
-        ["history"],
+        ["ps", "-a"],
         ["validate", "no.yaml"],
-        ["show", "1"],
+        ["ps"],
+        ["incidents", "show", "1"],
         ["stop", "x"],
-        ["nodes"],
+        ["node", "ls"],
         ["report", "x"],
-        ["advise", "x"],
-        ["profile", "x"],
+        ["checkpoint", "advise", "x"],
+        ["report", "x", "--profile"],
         ["cost"],
-        ["metrics"],
-        ["replay", "--policy", "patient"],
-        ["health", "--local"],
+        ["admin", "metrics"],
+        ["policy", "replay", "patient"],
+        ["node", "check", "--local"],
     ],
 )
 def test_no_reader_loads_torch_or_prefect(arguments: list[str], holdfast: Command) -> None:
@@ -102,13 +162,3 @@ def test_no_reader_loads_torch_or_prefect(arguments: list[str], holdfast: Comman
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
     assert not loaded & {"torch", "prefect", "matplotlib"}
-
-
-def test_a_mistyped_command_gets_a_suggestion(holdfast: Command) -> None:
-    """Exit status 2, as for every user error."""
-    done = holdfast("valdiate")
-    assert done.returncode == 2
-    assert "Did you mean 'validate'?" in done.stderr
-    assert holdfast("xyzzy").returncode == 2
-    assert holdfast("run").returncode == 2
-    assert holdfast("run", "a.yaml", "--detatch").returncode == 2

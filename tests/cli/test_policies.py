@@ -116,7 +116,7 @@ def test_explain_shows_rule_and_end_of_each_attempt(here: Command, running: Auth
 
 
 def test_explain_names_what_it_cannot_find(here: Command, running: Author) -> None:
-    """As `holdfast show` does."""
+    """As `holdfast incidents show` does."""
     assert here("policy", "explain", "99").returncode == 2
     assert "gpt-smal" in here("policy", "explain", "1", "--job", "gpt-smal").stderr
 
@@ -147,4 +147,4 @@ def test_what_was_decided_about_slow_ranks_is_explained_with_its_sum(here: Comma
     assert "move (straggler-gpu, policy aggressive): rank 1 on n0: staying costs 100 ms a step x 2,000" in text
     told = json.loads(here("policy", "explain", "slow", "--json").stdout)
     assert (told["job"], told["slow_ranks"][0]["act"]) == ("gpt-small", "move")
-    assert "would have: stay: rank 1 on n0" in here("replay", "--policy", "patient").stdout
+    assert "would have: stay: rank 1 on n0" in here("policy", "replay", "patient").stdout

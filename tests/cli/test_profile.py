@@ -1,4 +1,4 @@
-"""`holdfast profile`: what it prints, draws and refuses."""
+"""`holdfast report --profile`: what it prints, draws and refuses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def files(job: Author, tmp_path: Path) -> list[dict[str, Any]]:
 
 def test_layout_windows_and_costs_are_shown(here: Command, files: list[dict[str, Any]]) -> None:
     """In lines that fit an ordinary terminal."""
-    done = here("profile", "gpt")
+    done = here("report", "gpt", "--profile")
     lines = done.stdout.splitlines()
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, lines)) <= 80
@@ -59,7 +59,7 @@ def test_layout_windows_and_costs_are_shown(here: Command, files: list[dict[str,
 
 def test_a_program_reads_the_same(here: Command, files: list[dict[str, Any]]) -> None:
     """All figures, and the picture that was drawn."""
-    found = json.loads(here("profile", "--json", "-o", "p.svg").stdout)
+    found = json.loads(here("report", "--profile", "--json", "-o", "p.svg").stdout)
     assert (found["job"], found["layout"]["schedule"], found["layout"]["microbatches"]) == ("gpt", "interleaved", 8)
     assert [one["stage"] for one in found["ranks"]] == [0, 1, 2, 3]
     assert found["ranks"][1]["copies"][1] == {"begin": 0.17, "end": 0.18, "overlapped": False}
@@ -69,7 +69,7 @@ def test_a_program_reads_the_same(here: Command, files: list[dict[str, Any]]) ->
 @pytest.mark.parametrize("ending", ["html", "png"])
 def test_a_picture_is_drawn(ending: str, here: Command, files: list[dict[str, Any]], tmp_path: Path) -> None:
     """Its path is the last line."""
-    done = here("profile", "gpt", "-o", f"p.{ending}")
+    done = here("report", "gpt", "--profile", "-o", f"p.{ending}")
     assert done.stdout.splitlines()[-1] == str(tmp_path / f"p.{ending}")
     assert (tmp_path / f"p.{ending}").stat().st_size > 5000
 
@@ -77,7 +77,7 @@ def test_a_picture_is_drawn(ending: str, here: Command, files: list[dict[str, An
 def test_many_ranks_are_not_all_printed(here: Command, job: Author, tmp_path: Path) -> None:
     """The first ones are, and how many are not."""
     profile_files.write(tmp_path / "checkpoints", *(profile_files.rank_file(rank, 100) for rank in range(100)))
-    text = here("profile").stdout
+    text = here("report", "--profile").stdout
     assert len(text.splitlines()) < 180
     assert text.count("and 76 ranks more") == 3
 
@@ -85,7 +85,7 @@ def test_many_ranks_are_not_all_printed(here: Command, job: Author, tmp_path: Pa
 def test_skipped_files_are_reported_with_the_result(here: Command, files: list[dict[str, Any]], tmp_path: Path) -> None:
     """A later world of two: the notes go to stderr."""
     profile_files.write(tmp_path / "checkpoints", profile_files.rank_file(0, 2, generation=2, time=profile_files.BEGAN + 50))
-    done = here("profile", "gpt")
+    done = here("report", "gpt", "--profile")
     assert "1 rank of 2" in done.stdout
     assert done.stderr.splitlines() == [
         "note: not reported yet in generation 2: rank 1",
@@ -95,7 +95,7 @@ def test_skipped_files_are_reported_with_the_result(here: Command, files: list[d
 
 def test_without_a_profile_the_cure_is_named(here: Command, job: Author) -> None:
     """Status 2: what the script and the job file need."""
-    done = here("profile", "gpt")
+    done = here("report", "gpt", "--profile")
     assert (done.returncode, done.stdout) == (2, "")
     for words in ("no profile of job 'gpt' yet", "holdfast.session", "checkpoint.memory.interval", "Wait a few seconds"):
         assert words in done.stderr
@@ -105,7 +105,7 @@ def test_a_spec_of_another_version_uses_the_default_folder(here: Command, book: 
     """Its checkpoints lie where those lie that name no place."""
     Author(book, "odd", time.time())
     profile_files.write(holdfast_home / "jobs" / "odd" / "checkpoints", profile_files.rank_file(0, 1))
-    done = here("profile", "odd")
+    done = here("report", "odd", "--profile")
     assert done.returncode == 0
     assert "of an earlier run" in done.stderr or time.time() < profile_files.BEGAN
 
@@ -113,7 +113,7 @@ def test_a_spec_of_another_version_uses_the_default_folder(here: Command, book: 
 @pytest.mark.parametrize("name", ["p.pdf", "p", "p.html.gz"])
 def test_a_picture_of_another_kind_is_refused(name: str, here: Command, files: list[dict[str, Any]], tmp_path: Path) -> None:
     """Status 2, the option by its name, before anything is read."""
-    done = here("profile", "gpt", "-o", name)
+    done = here("report", "gpt", "--profile", "-o", name)
     assert (done.returncode, done.stdout) == (2, "")
     assert "'--output': '" in done.stderr
     assert ".html, .png or .svg" in done.stderr

@@ -23,20 +23,20 @@ def test_status_lists_what_runs_and_only_that(here: Command, running: Author, bo
     """A job that ended is history."""
     ended = Author(book, "done", time.time() - 100)
     ended.move("COMPLETED", "all ended well", seconds=50)
-    done = here("status")
+    done = here("ps")
     head, row = done.stdout.splitlines()
     assert head.split()[:3] == ["JOB", "STATE", "STEP"]
     assert row.split()[:5] == ["gpt-small", "RESCHEDULING", "400", "of", "10,000"]
-    assert "done" in here("history").stdout
+    assert "done" in here("ps", "-a").stdout
 
 
 def test_an_empty_history_is_no_error(here: Command) -> None:
     """A new machine has no jobs; the hint says how to start one, and nothing is created."""
-    for command in ("status", "history"):
-        done = here(command)
+    for command in (["ps"], ["ps", "-a"]):
+        done = here(*command)
         assert (done.returncode, done.stdout) == (0, "")
         assert "holdfast " in done.stderr
-        assert json.loads(here(command, "--json").stdout) == []
+        assert json.loads(here(*command, "--json").stdout) == []
 
 
 def test_status_shows_one_job_in_detail(here: Command, running: Author, book: History) -> None:
@@ -53,7 +53,7 @@ def test_status_shows_one_job_in_detail(here: Command, running: Author, book: Hi
         "incident 3 since",
         "worker-exception on rank 3 on n2",
         "steps lost  2",
-        f"flow        pid {os.getpid()} on {os.uname().nodename}",
+        f"controller  pid {os.getpid()} on {os.uname().nodename}",
     ):
         assert words in text
 
@@ -123,7 +123,7 @@ def test_status_shows_that_a_job_has_no_controller(here: Command, running: Autho
 
 def test_programs_get_the_same_as_json(here: Command, running: Author) -> None:
     """Numbers as numbers, times in seconds since 1970."""
-    (listed,) = json.loads(here("status", "--json").stdout)
+    (listed,) = json.loads(here("ps", "--json").stdout)
     told = json.loads(here("status", "gpt-small", "--json").stdout)
     assert listed["id"] == told["id"] == running.job.id
     assert told["step"] == 400
@@ -168,7 +168,7 @@ def test_the_last_step_is_that_of_the_newest_generation(here: Command, running: 
 def test_history_of_a_job_is_in_order(here: Command, running: Author) -> None:
     """Moves, generations, decisions with their reason, remarks; then the incidents."""
     running.checkpoint(200, seconds=20, problem="checkpoint-corrupt")
-    lines = here("history", "gpt-small").stdout.splitlines()
+    lines = here("status", "gpt-small", "--events").stdout.splitlines()
     life = [line.split(maxsplit=1)[1] for line in lines if line.startswith("  ") and ":" in line]
     assert life[0] == "LAUNCHING: submitted"
     assert "incident 1: restart-workers, because restart 1 of 3 within 1 h" in life
@@ -180,9 +180,9 @@ def test_history_of_a_job_is_in_order(here: Command, running: Author) -> None:
 
 def test_history_as_json_has_every_row(here: Command, running: Author) -> None:
     """By kind."""
-    told = json.loads(here("history", "gpt-small", "--json").stdout)
+    told = json.loads(here("status", "gpt-small", "--events", "--json").stdout)
     assert [len(told[kind]) for kind in ("generations", "transitions", "decisions", "checkpoints", "job_events")] == [3, 5, 3, 1, 1]
-    assert json.loads(here("history", "--json").stdout)[0]["job"] == "gpt-small"
+    assert json.loads(here("ps", "-a", "--json").stdout)[0]["job"] == "gpt-small"
 
 
 def test_an_earlier_run_is_found_by_its_id(here: Command, running: Author, book: History) -> None:
@@ -191,13 +191,13 @@ def test_an_earlier_run_is_found_by_its_id(here: Command, running: Author, book:
     again.incident(1, "node-lost", "node n9", seconds=0)
     assert json.loads(here("status", "gpt-small", "--json").stdout)["id"] == again.job.id
     assert json.loads(here("status", running.job.id[:20], "--json").stdout)["id"] == running.job.id
-    assert json.loads(here("show", "1", "--job", running.job.id, "--json").stdout)["kind"] == "worker-sigkill"
-    assert json.loads(here("show", "1", "--json").stdout)["kind"] == "node-lost"
+    assert json.loads(here("incidents", "show", "1", "--job", running.job.id, "--json").stdout)["kind"] == "worker-sigkill"
+    assert json.loads(here("incidents", "show", "1", "--json").stdout)["kind"] == "node-lost"
 
 
 def test_show_has_faults_decisions_and_phases(here: Command, running: Author) -> None:
     """With the reason, what was passed over, and the phases T0 to T4."""
-    text = here("show", "1", "--job", "gpt-small").stdout
+    text = here("incidents", "show", "1", "--job", "gpt-small").stdout
     for words in (
         "worker-sigkill on rank 1 on n0, recovered",
         "310 ms",
@@ -214,7 +214,7 @@ def test_show_has_hypotheses_with_their_evidence(here: Command, running: Author,
     """The newest diagnosis counts: each hypothesis with its confidence, its evidence with time and source, what it leaves unexplained."""
     (incident, *_) = queries.incidents(book, running.job.id)
     running.write(a_verdict(incident, 0.4), a_verdict(incident, 0.8))
-    text = here("show", "1", "--job", "gpt-small").stdout
+    text = here("incidents", "show", "1", "--job", "gpt-small").stdout
     for words in (
         "80.0%  gpu-off-bus of node n1, attributed to gpu",
         "kernel log on n1: NVRM: Xid 79",
@@ -224,16 +224,16 @@ def test_show_has_hypotheses_with_their_evidence(here: Command, running: Author,
     ):
         assert words in text
     assert "40.0%" not in text
-    told = json.loads(here("show", "1", "--job", "gpt-small", "--json").stdout)["diagnoses"]
+    told = json.loads(here("incidents", "show", "1", "--job", "gpt-small", "--json").stdout)["diagnoses"]
     assert [one["candidates"][0]["confidence"] for one in told] == [0.4, 0.8]
 
 
 def test_show_quotes_a_complete_traceback(here: Command, running: Author) -> None:
     """Line by line, as it was."""
-    text = here("show", "3", "--job", "gpt-small").stdout
+    text = here("incidents", "show", "3", "--job", "gpt-small").stdout
     for line in TRACEBACK.splitlines():
         assert f"│ {line}" in text
-    (fault,) = json.loads(here("show", "3", "--job", "gpt-small", "--json").stdout)["faults"]
+    (fault,) = json.loads(here("incidents", "show", "3", "--job", "gpt-small", "--json").stdout)["faults"]
     assert fault["evidence"]["detail"] == TRACEBACK
 
 
@@ -242,7 +242,7 @@ def test_show_quotes_a_traceback_once(here: Command, running: Author, book: Hist
     incident = queries.incidents(book, running.job.id)[2]
     (fault,) = queries.faults(book, incident_id=incident.id)
     running.write(FaultRecord(**{**fault.model_dump(), "id": "f" * 24, "kind": "user-error", "at": fault.at + 1}))
-    text = here("show", "3", "--job", "gpt-small").stdout
+    text = here("incidents", "show", "3", "--job", "gpt-small").stdout
     assert text.count(TRACEBACK.splitlines()[-1]) == 1
     assert "detail: as of worker-exception on rank 3 on n2 above" in text
 
@@ -250,13 +250,13 @@ def test_show_quotes_a_traceback_once(here: Command, running: Author, book: Hist
 def test_nodes_shows_present_and_recorded_states(here: Command, running: Author) -> None:
     """A new local cluster has nodes without agents; the history may have cordons of one."""
     running.node("node-1", "excluded", "hangs too often", seconds=20)
-    done = here("nodes")
+    done = here("node", "ls")
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) == 5
     (row,) = (line for line in done.stdout.splitlines() if line.startswith("node-1"))
     assert "excluded" in row
     assert "hangs too often" in row
-    told = json.loads(here("nodes", "--json").stdout)["nodes"]
+    told = json.loads(here("node", "ls", "--json").stdout)["nodes"]
     assert [node["agent"] for node in told] == ["down"] * 4
     assert told[1]["history"]["status"] == "excluded"
 
@@ -283,7 +283,7 @@ def test_the_history_marks_incidents_and_counts_repeated_notes(holdfast: Command
     """Begin and end of each incident are marked; eleven notes of one cause are one line with the time of the last."""
     for number in range(11):
         running.record_event(f"rank 1 on n0 (host-overloaded): watched; staying costs {15 + number} ms a step", seconds=20 + number)
-    lines = holdfast("history", "gpt-small").stdout.splitlines()
+    lines = holdfast("status", "gpt-small", "--events").stdout.splitlines()
     notes = [line for line in lines if "host-overloaded" in line]
     assert len(notes) == 1
     assert re.search(r"staying costs 15 ms a step \(11 times, last at \d\d:\d\d:\d\d\)$", notes[0])

@@ -115,7 +115,7 @@ def test_a_bundle_has_what_helps_and_no_secret(  # noqa: PLR0917 (fixtures)
     """Planted in the environment, the job's description, logs, journals and the history."""
     plant(holdfast_home, book, running, monkeypatch)
     assert all(secret in SAID or which in {"api key", "quoted", "outbox"} for which, secret in SECRETS.items())
-    done = here("support-bundle", "gpt-small", "-o", "b.tar.gz", "--json")
+    done = here("admin", "support-bundle", "gpt-small", "-o", "b.tar.gz", "--json")
     told = json.loads(done.stdout)
     assert told["missing"] == []
     assert (tmp_path / "b.tar.gz").stat().st_mode & 0o777 == 0o600
@@ -171,7 +171,7 @@ def test_logs_of_other_machines_are_in_it_once_and_without_their_secrets(  # noq
         (logs / name).write_text(SAID)
     (node / "agent.log").write_text(SAID)
     monkeypatch.setattr("holdfast.support.bundle.open_cluster", lambda _cluster: RemoteNodes(boxes, reach))
-    done = here("support-bundle", "gpt-small", "-o", "b.tar.gz", "--json")
+    done = here("admin", "support-bundle", "gpt-small", "-o", "b.tar.gz", "--json")
     texts = contents(tmp_path / "b.tar.gz")
     assert leaks(texts) == []
     described = json.loads(texts["job/spec.json"])
@@ -187,7 +187,7 @@ def test_logs_of_other_machines_are_in_it_once_and_without_their_secrets(  # noq
     assert missing.startswith("nodes/n2/agent.log, nodes/n1/agent.log: "), "n3 never held a rank: no agent need have been there"
     reach.reap()
     reach.down = True
-    done = here("support-bundle", "gpt-small", "-o", "c.tar.gz", "--json")
+    done = here("admin", "support-bundle", "gpt-small", "-o", "c.tar.gz", "--json")
     away = ", ".join(f"nodes/n{number}/logs" for number in (0, 2, 1, 3))
     assert [one.partition(":")[0] for one in json.loads(done.stdout)["missing"]] == [away]
     assert "no route to host" in contents(tmp_path / "c.tar.gz")["README.txt"]
@@ -253,7 +253,7 @@ def test_only_so_many_logs_are_in_memory_as_are_soon_written() -> None:
         assert list(ends) == [(number, number**2) for number in range(1, 10 * AHEAD)]
 
 
-@pytest.mark.parametrize("damage", ["history", "spec", "folder", "all"])
+@pytest.mark.parametrize("damage", ["ps", "-a", "spec", "folder", "all"])
 def test_it_works_where_much_is_broken(  # noqa: PLR0917 (fixtures)
     here: Command, holdfast_home: Path, book: History, running: Author, tmp_path: Path, damage: str
 ) -> None:
@@ -271,7 +271,7 @@ def test_it_works_where_much_is_broken(  # noqa: PLR0917 (fixtures)
     if damage == "folder":
         (folder / "flow.log").unlink()
         folder.rmdir()
-    done = here("support-bundle", "gpt-small", "-o", "b.tar.gz")
+    done = here("admin", "support-bundle", "gpt-small", "-o", "b.tar.gz")
     assert done.returncode == 0, done.stderr
     texts = contents(tmp_path / "b.tar.gz")
     assert ("history" in texts["README.txt"].partition("Missing, and why")[2]) == (damage in {"history", "all"})
@@ -282,7 +282,7 @@ def test_it_works_where_much_is_broken(  # noqa: PLR0917 (fixtures)
 
 def test_without_a_job_the_bundle_describes_the_installation(here: Command, tmp_path: Path) -> None:
     """On a fresh machine too."""
-    done = here("support-bundle")
+    done = here("admin", "support-bundle")
     assert done.returncode == 0
     (path,) = tmp_path.glob("holdfast-support-all-*.tar.gz")
     assert done.stdout.strip() == path.name
@@ -291,8 +291,8 @@ def test_without_a_job_the_bundle_describes_the_installation(here: Command, tmp_
 
 def test_an_unknown_job_and_an_unwritable_file_are_refused(here: Command, running: Author, tmp_path: Path) -> None:
     """With the nearest name, and with the reason; nothing is left."""
-    assert "gpt-small" in here("support-bundle", "gpt-smal").stderr
-    done = here("support-bundle", "-o", str(tmp_path / "missing" / "b.tar.gz"))
+    assert "gpt-small" in here("admin", "support-bundle", "gpt-smal").stderr
+    done = here("admin", "support-bundle", "-o", str(tmp_path / "missing" / "b.tar.gz"))
     assert (done.returncode, "No such file" in done.stderr) == (2, True)
     assert list(tmp_path.iterdir()) == []
 
@@ -306,7 +306,7 @@ def test_a_password_that_is_no_valid_url_part_is_redacted(
     """SQLAlchemy takes a slash in a password, as `openssl rand -base64` makes them: it is learnt from the address."""
     password = "aB3/xYz+q9="
     monkeypatch.setenv("HOLDFAST_HISTORY", address.format(password))
-    here("support-bundle", "-o", "b.tar.gz")
+    here("admin", "support-bundle", "-o", "b.tar.gz")
     texts = contents(tmp_path / "b.tar.gz")
     assert "127.0.0.1:1" in texts["environment.json"] or "host=/none" in texts["environment.json"]
     assert [name for name, text in texts.items() if "aB3" in text or "q9=" in text] == []

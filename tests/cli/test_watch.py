@@ -302,7 +302,7 @@ def test_a_failed_job_shows_its_traceback(running: Author, book: History) -> Non
     end(running, book, "FAILED", "the script's own error")
     rest, _ = child.communicate(timeout=SECONDS)
     assert all(f"│ {line}" in rest for line in TRACEBACK.splitlines())
-    assert "`holdfast show 3 --job gpt-small` shows the last incident in full" in rest
+    assert "`holdfast incidents show 3 --job gpt-small` shows the last incident in full" in rest
     assert child.returncode == 1
 
 

@@ -1,4 +1,4 @@
-"""Files as the ranks of a job write them for `holdfast profile`."""
+"""Files as the ranks of a job write them for `holdfast report --profile`."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_it_answers_what_somebody_on_call_asks_first(killed: IncidentCase) -> No
     ):
         assert line in written.splitlines()
     assert "**What to do:** node-0 is quarantined: Xid 79. It returns once it passes a burn-in" in written
-    assert "[Flow run](http://ui/run) · [Job page](http://ui/page) · `holdfast show 1 --job gpt`" in written
+    assert "[Flow run](http://ui/run) · [Job page](http://ui/page) · `holdfast incidents show 1 --job gpt`" in written
 
 
 def test_it_says_what_was_seen_and_what_was_decided_and_folds_what_was_not_done(killed: IncidentCase) -> None:

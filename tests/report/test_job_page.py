@@ -51,7 +51,7 @@ def test_incidents_are_a_sentence_each_the_newest_first() -> None:
     sentence = "rank 1 on node-1 was killed (SIGKILL); hot spare on node-2 took over; training again after 260 ms, 0 steps lost"
     assert lines[0] == f"- [Incident 19](http://ui/19): 14:02:11 {sentence}"
     assert len(lines) == MOST_INCIDENTS
-    assert "9 earlier incidents: `holdfast history gpt`" in page
+    assert "9 earlier incidents: `holdfast status gpt --events`" in page
     assert description(facts(cases=[ended()])).endswith("last incident: rank 1 on node-1 killed (SIGKILL), recovered in 260 ms")
 
 
@@ -65,7 +65,7 @@ QUESTION = ApprovalRequest(
     ("more", "action"),
     [
         ({"isolated": {"node-1": "quarantined by job gpt: Xid 79"}}, "node-1 is out of service: quarantined by job gpt: Xid 79"),
-        ({"approval": QUESTION}, "answer approval 7: may it go?. \\`holdfast approve 7\\`"),
+        ({"approval": QUESTION}, "answer approval 7: may it go?. \\`holdfast node approve 7\\`"),
         ({"state": "WAITING", "reason": "no node is free"}, "the job waits: no node is free"),
         ({"state": "FAILED", "cases": [ended(outcome="gave-up")]}, "then run the job again: \\`holdfast run gpt.yaml\\`"),
         ({"state": "FAILED", "reason": "no nodes"}, "see why (no nodes), then run the job again"),

@@ -34,7 +34,7 @@ def test_the_page_says_who_stays_out_why_and_what_to_do() -> None:
     assert "- **compute**: passed after 21.0 s: every answer is the known one; 8 cores" in page
     assert "- **disk**: failed after 0 s: \\*block\\* 3 \\| of &lt;4&gt; was read wrong; on /, sda1" in page
     assert "- node-1 stays quarantined: no check could exercise the GPU" in page
-    assert "`holdfast nodes readmit node-1 --reason ...`" in page
+    assert "`holdfast node return node-1 --reason ...`" in page
     assert page.index("## What to do") < page.index("## Checks of node-2") < page.index("## Checks of node-0")
 
 

@@ -68,7 +68,7 @@ def test_what_is_over_soon_is_one_notification() -> None:
         "14:02:11 UTC: rank 1 on node-1 was killed (SIGKILL); hot spare on node-2 took over; training again after 260 ms, 0 steps lost.",
         "Seen: RuntimeError: sizes do not fit in model.py:12",
         "Action: nothing to do.",
-        "All of it: `holdfast show 1 --job gpt`",
+        "All of it: `holdfast incidents show 1 --job gpt`",
         "Job gpt on cluster lab, controller on head\nRun: http://ui/runs/flow-run/1\nIncident: http://ui/1",
     ]
     assert (told.job, told.cluster, told.host, told.nodes, told.link) == ("gpt", "lab", "head", ("node-1",), LAB.link)
@@ -147,9 +147,9 @@ def test_a_question_is_told_at_once_and_so_is_its_answer() -> None:
         number=7, cluster="c", job_id="j", job="gpt", about="share", nodes={"n1": {}, "n2": {}}, reason="may they go?", otherwise="keep",
         at=0.0, until=60.0,
     )  # fmt: skip
-    (told,) = desk.asked(question, "`holdfast approve 7`")
+    (told,) = desk.asked(question, "`holdfast node approve 7`")
     assert (told.level, told.subject) == (NotificationLevel.ATTENTION, "[lab/gpt] approval 7: may n1, n2 be isolated?")
-    assert "`holdfast approve 7`" in told.text
+    assert "`holdfast node approve 7`" in told.text
     (answered,) = desk.answered(question, "keep n1, n2 by ann")
     assert (answered.id, answered.level) == (told.id, NotificationLevel.RESOLVED)
     assert answered.text.startswith("Answered: keep n1, n2 by ann")

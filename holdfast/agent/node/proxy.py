@@ -42,7 +42,7 @@ MAX_DIGITS: Final = 9
 OPTION: Final = "--protocol"
 """Before the version of the protocol that the caller speaks. Proxies of all versions have to know it."""
 VENVS: Final = "envs"
-"""Folder in which `holdfast nodes bootstrap` makes one environment for each version of Holdfast."""
+"""Folder in which `holdfast node bootstrap` makes one environment for each version of Holdfast."""
 WHEEL: Final = "lib/python*/site-packages/holdfast_node-*.dist-info"
 PROTOCOL_FILE: Final = "protocol.txt"
 """File of the wheel with the protocol version that it speaks."""

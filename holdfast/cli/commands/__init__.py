@@ -1,1 +1,4 @@
-"""One module for each command: `holdfast NAME` is `NAME.py`. `holdfast.cli.parser` declares them and imports them when they run."""
+"""What the commands do: one folder for each heading of `holdfast --help`, one module for each command or group of similar ones.
+
+`holdfast.cli.parser` declares the commands and imports a module when its command runs.
+"""

@@ -47,7 +47,7 @@ CERTIFICATE_SUFFIX: Final = "-cert-v01@openssh.com"
 """What OpenSSH appends to the type of a key for that of its certificate."""
 WHAT: Final = "the known_hosts file"
 PERMISSIONS: Final = "Fix its permissions, or name another in `known_hosts`"
-TRUST: Final = "`holdfast nodes trust CLUSTER_FILE` shows keys and asks"
+TRUST: Final = "`holdfast node trust --cluster CLUSTER_FILE` shows keys and asks"
 
 
 class HostKeyStatus(StrEnum):
@@ -207,7 +207,7 @@ class KnownHosts:
             cure = f"Check that it is the machine's own, then add it: {TRUST}"
             return f"unknown host key: {files} has no key of {name}, which showed {shown}. {cure}"
         cures = [f"`ssh-keygen -R '{name}' -f {path}`" if path == self.path else f"have {path} corrected" for path in paths]
-        trust = " and `holdfast nodes trust CLUSTER_FILE`" if paths == [self.path] else ""
+        trust = " and `holdfast node trust --cluster CLUSTER_FILE`" if paths == [self.path] else ""
         where = " and ".join(map(str, paths))
         return (
             f"changed host key: {name} showed {shown}, and {where} has another one. If the machine was reinstalled, "

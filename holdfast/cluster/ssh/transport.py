@@ -19,7 +19,7 @@ from holdfast.spec import SshCluster
 
 NOT_FOUND: Final = (126, 127)
 """A shell's exit statuses for a program that cannot be run, or does not exist."""
-CURE: Final = "`holdfast nodes bootstrap CLUSTER_FILE` installs it"
+CURE: Final = "`holdfast node bootstrap --cluster CLUSTER_FILE` installs it"
 MAX_SHOWN: Final = 200
 """Letters of an error message that are shown."""
 

@@ -186,4 +186,5 @@ def how_to_answer(request: ApprovalRequest) -> str:
     """Return the commands that answer the request, and what happens when nobody does."""
     default = {KEEP: "they stay", ISOLATE: "they are isolated"}[request.otherwise]
     when = time.strftime("%H:%M:%S", time.localtime(request.until))
-    return f"`holdfast approve {request.number}` or `holdfast approve {request.number} --refuse`; if nobody answers by {when}, {default}"
+    answer = f"holdfast node approve {request.number}"
+    return f"`{answer}` or `{answer} --deny`; if nobody answers by {when}, {default}"

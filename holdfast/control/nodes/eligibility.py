@@ -113,7 +113,7 @@ class NodeEligibility:
             return describe(known)
         if severe is None or (known is not None and known.state is NodeState.HEALTHY and known.since > severe[1]):
             return ""
-        return f"taken out by {self.owner.name}: {severe[0].reason}; `holdfast nodes readmit {node} --reason ...` takes it back"
+        return f"taken out by {self.owner.name}: {severe[0].reason}; `holdfast node return {node} --reason ...` takes it back"
 
     def isolated(self) -> list[str]:
         """Return the nodes that are out of service for a fault or cordon."""
@@ -262,7 +262,7 @@ class NodeEligibility:
         against, self._need_person = self._need_person, {}
         if self._closed.is_set() or not self.approvals.seconds:
             for node in against:
-                self.record_event(f"`holdfast nodes hold {node} --reason ...` takes {node} out of service")
+                self.record_event(f"`holdfast node cordon {node} --reason ...` takes {node} out of service")
             return
         why = "; ".join(f"{node}: {one.reason}" for node, one in against.items())
         reason = f"may {', '.join(against)} be isolated, although programs may isolate no more of the cluster? {why}"

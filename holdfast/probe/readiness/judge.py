@@ -23,7 +23,7 @@ UNLIMITED: Final = -1
 ONE_USER: Final = (
     "Mount it for writing, and log in as the same user (by number: `id -u`) on all nodes: each writes its part of a checkpoint there"
 )
-BOOTSTRAP: Final = "`holdfast nodes bootstrap CLUSTER_FILE` installs it"
+BOOTSTRAP: Final = "`holdfast node bootstrap --cluster CLUSTER_FILE` installs it"
 INTERPRETER: Final = "the interpreter that `python` of the cluster or the job names"
 GPUS_FIELD: Final = "`gpus` of the cluster file"
 
@@ -246,13 +246,16 @@ def _gpus(one: Facts, usual: Baseline) -> Found:
         return
     for gpu in gpus or ():
         if gpu.get("failed"):
-            yield ReadinessState.MISSING, f"GPU {gpu.get('index')} fails (NVML code {gpu['failed']})", "See `holdfast health CLUSTER_FILE`"
+            yield (
+                ReadinessState.MISSING,
+                f"GPU {gpu.get('index')} fails (NVML code {gpu['failed']})",
+                "See `holdfast node check --cluster CLUSTER_FILE`",
+            )
     count, is_declared = rocm if gpus is None else len(gpus), usual.declared(one.node) is not None
     text = f"{plural(count, 'GPU')}, {source} {wanted}"
     if count < wanted:
-        cure = (
-            f"See `holdfast health CLUSTER_FILE`: one may have fallen off; if not, {'correct' if is_declared else 'declare'} {GPUS_FIELD}"
-        )
+        mend = "correct" if is_declared else "declare"
+        cure = f"See `holdfast node check --cluster CLUSTER_FILE`: one may have fallen off; if not, {mend} {GPUS_FIELD}"
         yield ReadinessState.MISSING, text, cure
     elif count > wanted and is_declared:
         yield ReadinessState.DEGRADED, text, f"Correct {GPUS_FIELD}"

@@ -112,7 +112,7 @@ def _node_states(session: Session) -> dict[tuple[str, str], str]:
 
 
 def _approvals(session: Session) -> Metric:
-    found = GaugeMetricFamily("holdfast_approvals_pending", "Approvals that wait for a person (`holdfast approve`).")
+    found = GaugeMetricFamily("holdfast_approvals_pending", "Approvals that wait for a person (`holdfast node approve`).")
     found.add_metric(
         [], session.exec(select(func.count()).select_from(ApprovalRequest).where(col(ApprovalRequest.answered_at).is_(None))).one()
     )

@@ -2,7 +2,7 @@
 
 Counters are made so that `rate()` and `increase()` are correct:
 
-- They are counted from the history at each scrape, so that a restart of `holdfast metrics` resets none.
+- They are counted from the history at each scrape, so that a restart of `holdfast admin metrics` resets none.
 - Each series of a counter exists, at 0, from the first scrape of a job on. Prometheus does not count the step from "no series" to 1: a
   series that appears with its first event loses that event. Counters therefore have only labels with few and known values.
 - There are more than 600 kinds. Values by kind are therefore gauges: how many so far, and when the newest happened, which also shows the

@@ -1,4 +1,4 @@
-"""What a rank reports of its snapshots: with the heartbeats of its steps, and in a file for `holdfast profile`."""
+"""What a rank reports of its snapshots: with the heartbeats of its steps, and in a file for `holdfast report --profile`."""
 
 from __future__ import annotations
 

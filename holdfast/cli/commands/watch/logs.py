@@ -1,0 +1,201 @@
+"""`holdfast logs`: what the ranks of a job have written, on whatever machine they run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from holdfast.cli.arguments import known_nodes
+from holdfast.cli.job_view import find_job
+from holdfast.cli.output import echo, echo_json, hint
+from holdfast.cluster import Logs, NodeBackend, open_cluster
+from holdfast.errors import WorldError
+from holdfast.history import queries
+from holdfast.history.models import Job
+from holdfast.history.store import History
+from holdfast.report.wording import visible
+from holdfast.stored_job import recorded_cluster
+
+POLL_INTERVAL: Final = 0.5
+"""Seconds between two polls of logs that are followed."""
+TAIL_BYTES: Final = 256 * 1024
+"""Bytes at the end of a log in which its last lines are searched, and bytes read at once."""
+THREADS: Final = 16
+
+
+@dataclass(slots=True, kw_only=True)
+class Log:
+    """One log, and how far it was read."""
+
+    node: str
+    name: str
+    at: int = 0
+    rest: bytes = b""
+    """The beginning of a line whose end is not written yet."""
+
+    @property
+    def title(self) -> str:
+        """Return whose log it is."""
+        return self.name.removesuffix(".log").replace("-", " ")
+
+    @property
+    def prefix(self) -> str:
+        """Return what begins each line on request."""
+        return f"[{self.title} on {self.node}]"
+
+    def lines_in(self, data: bytes) -> list[bytes]:
+        """Add *data*, which follows what was read before; return the lines that are complete now."""
+        self.at += len(data)
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        return lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFilter:
+    """Which logs are requested."""
+
+    ranks: tuple[int, ...] = ()
+    """Empty: all."""
+    nodes: tuple[str, ...] = ()
+    """All logs on these nodes; none: the log of each rank on its present node."""
+
+    def includes(self, name: str) -> bool:
+        """Return whether the log *name* is of a requested rank."""
+        return not self.ranks or name in {f"rank-{rank}.log" for rank in self.ranks}
+
+
+@dataclass(slots=True)
+class LogReader:
+    """Reads the logs of one job."""
+
+    job: Job
+    source: NodeBackend
+    which: LogFilter
+    unreachable: dict[str, str] = field(default_factory=dict)
+    """Nodes that could not be read, and why."""
+    _held: tuple[int | None, dict[str, set[int]]] | None = None
+    """The newest generation, and which ranks each node has had up to it."""
+
+    def find(self, history: History) -> list[Log]:
+        """Return the logs of the ranks on their present nodes, or all on the requested nodes."""
+        row = queries.newest_generation(history, self.job.id)
+        if not self.which.nodes:
+            nodes = {rank: name for name, held in (row.ranks if row is not None else {}).items() for rank in held}
+            found = [Log(node=nodes[rank], name=f"rank-{rank}.log") for rank in sorted(nodes)]
+        else:
+            known_nodes(self.which.nodes, self.source.name, self.source.names())
+            number = None if row is None else row.number
+            if self._held is None or self._held[0] != number:
+                self._held = number, queries.ranks_held(history, self.job.id)
+            found = []
+            for node in self.which.nodes:
+                listed = self.listed(node)  # where nodes share a folder, it has the logs of all
+                found += [Log(node=node, name=name) for name in listed.of(node, self._held[1])] if listed is not None else []
+        return [log for log in found if self.which.includes(log.name)]
+
+    def listed(self, node: str) -> Logs | None:
+        """Return the logs in the folder of *node*; None when it cannot be read."""
+        try:
+            return self.source.logs(node, self.job.name)
+        except (WorldError, OSError) as error:
+            self._failed(node, error)
+            return None
+
+    def _failed(self, node: str, error: Exception) -> None:
+        self.unreachable[node] = getattr(error, "why", "") or (error.strerror if isinstance(error, OSError) else "") or str(error)
+
+    def ends(self, found: list[Log], lines: int) -> list[list[str]]:
+        """Return the last *lines* of each log; each node is asked once for the sizes of its logs."""
+        nodes = list(dict.fromkeys(log.node for log in found))
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="logs") as pool:
+            sizes = dict(zip(nodes, pool.map(self.listed, nodes), strict=True))
+            return list(pool.map(lambda log: self.last(log, sizes[log.node], lines), found))
+
+    def last(self, log: Log, listed: Logs | None, lines: int) -> list[str]:
+        """Return the last *lines* of a log."""
+        size = listed.sizes.get(log.name) if listed is not None else None
+        if size is None:
+            return []
+        begin = log.at = max(0, size - TAIL_BYTES)
+        found = self._read(log) or []
+        complete = found[1:] if begin else found  # the first one begins before
+        return [*complete, *([as_shown(log.rest)] if log.rest else [])][-lines:] if lines else []
+
+    def more(self, log: Log) -> list[str]:
+        """Return the lines that a log has received since it was last read; its node is reachable again if it was not."""
+        found = self._read(log)
+        if found is not None:
+            self.unreachable.pop(log.node, None)
+        return found or []
+
+    def _read(self, log: Log) -> list[str] | None:
+        """Return the next complete lines of a log; None, with the reason in `unreachable`, when it cannot be read."""
+        try:
+            data = self.source.log(log.node, self.job.name, log.name, log.at, TAIL_BYTES)
+        except (WorldError, OSError) as error:
+            self._failed(log.node, error)
+            return None
+        return [as_shown(line) for line in log.lines_in(data)]
+
+
+def logs(  # noqa: PLR0913 (as many as the command has options)
+    job: str | None, *, ranks: tuple[int, ...], nodes: tuple[str, ...], lines: int, follow: bool, prefix: bool, as_json: bool
+) -> int:
+    """Print the last lines of a job's logs, and follow them on request; return 1 when a node could not be read."""
+    with closing(History.open(create=False)) as history:
+        row = find_job(history, job)
+        with closing(open_cluster(recorded_cluster(row))) as source:
+            reader = LogReader(row, source, LogFilter(ranks=ranks, nodes=nodes))
+            found = reader.find(history)
+            ends = reader.ends(found, lines)
+            if as_json:
+                rows: list[dict[str, Any]] = [
+                    {"node": log.node, "log": log.name, "lines": end} for log, end in zip(found, ends, strict=True)
+                ]
+                echo_json({"job": row.name, "logs": rows, "unreachable": reader.unreachable})
+                return int(bool(reader.unreachable))
+            _show(found, ends, prefix=prefix)
+            if not found and not reader.unreachable:
+                of_ranks = f" of rank {', '.join(map(str, ranks))}" if ranks else ""
+                on_nodes = f" on {', '.join(nodes)}" if nodes else ""
+                hint(f"job '{row.name}' has no logs{on_nodes}{of_ranks}")
+            if follow:
+                for line in _followed(history, reader, found, prefix=prefix):
+                    echo(line)
+            for name, why in reader.unreachable.items():
+                hint(f"{name} could not be read: {why}")
+            return int(bool(reader.unreachable))
+
+
+def _show(found: list[Log], ends: list[list[str]], *, prefix: bool) -> None:
+    for log, end in zip(found, ends, strict=True):
+        if (len(found) > 1 and not prefix) or not end:
+            echo(f"== {log.title} on {log.node}{'' if end else ': empty so far'}")
+        for line in end:
+            echo(f"{log.prefix} {line}" if prefix else line)
+
+
+def _followed(history: History, reader: LogReader, found: list[Log], *, prefix: bool) -> Iterator[str]:
+    """Yield lines as they are written until the job has ended, each with its rank where there are several; ranks that move are followed."""
+    known = {(log.node, log.name): log for log in found}
+    for log in found:
+        log.rest = b""  # it was shown
+    while True:
+        over = queries.has_ended(history, reader.job.id)
+        for log in reader.find(history):
+            log = known.setdefault((log.node, log.name), log)  # noqa: PLW2901 (the one that was read before)
+            for line in reader.more(log):
+                yield f"{log.prefix} {line}" if prefix else f"[{log.title}] {line}" if len(known) > 1 else line
+        if over:
+            return
+        time.sleep(POLL_INTERVAL)
+
+
+def as_shown(data: bytes) -> str:
+    """Return a line as a terminal would show it: of one that overwrites itself, as progress bars do, the last state."""
+    states = [state for state in data.decode("utf-8", "replace").split("\r") if state]
+    return visible(states[-1]) if states else ""

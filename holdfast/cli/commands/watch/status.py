@@ -1,0 +1,130 @@
+"""`holdfast status`: the state of one job."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Final
+
+import click
+
+from holdfast.accounting.losses import losses
+from holdfast.cli.commands.watch.events import show_events
+from holdfast.cli.job_view import JobView, find_job, ranks_by_node, view_job
+from holdfast.cli.output import clock, echo_facts, echo_json, heading
+from holdfast.history.health_samples import health_by_node
+from holdfast.history.lease import HEARTBEAT_TIMEOUT, standby_heartbeats
+from holdfast.history.models import StandbyHeartbeat
+from holdfast.history.store import History
+from holdfast.report import cost_table, memory
+from holdfast.report.wording import count, duration, rank_count, share
+from holdfast.stored_job import recorded_cluster
+from policies.states import State
+
+MAX_WARNINGS: Final = 3
+"""Newest warnings that are shown; `--json` has them all."""
+
+
+def status(job: str | None, *, follow: bool, events: bool, as_json: bool) -> int:
+    """Show the state of a job or its events, or watch it."""
+    if follow:
+        if events:
+            raise click.UsageError("`--follow` shows the events as they happen: leave out `--events`")
+        from holdfast.cli.watch import follow as watch  # noqa: PLC0415 (a live picture, which others need not import)
+
+        return watch(job, as_json=as_json)
+    with closing(History.open(create=False)) as history:
+        row = find_job(history, job)
+        if events:
+            show_events(history, row, as_json=as_json)
+        else:
+            _show(history, view_job(history, row), as_json=as_json)
+    return 0
+
+
+def _show(history: History, view: JobView, *, as_json: bool) -> None:
+    standbys = [] if view.ended else standby_heartbeats(history, view.job)
+    if as_json:
+        more = {"losses": losses(history, view.job, now=view.at).as_record()}
+        echo_json({**view.as_record(), **more, "standbys": [one.model_dump(exclude={"job"}) for one in standbys]})
+        return
+    since = view.move.at if view.move else view.job.at
+    heading(f"{view.job.name}  {view.state} since {clock(since)}: {view.reason}")
+    facts = [*_progress(view), *_snapshots(view), *_faults(history, view), *_unhealthy_nodes(history, view), *_controller(view)]
+    echo_facts([*facts, *(("standby", f"{one.host} {_standby_status(one, view.at)}") for one in standbys)])
+
+
+def _progress(view: JobView) -> list[tuple[str, str]]:
+    facts = []
+    if view.step:
+        of = share(view.step.step / view.until) if view.until else ""
+        eta = f"ETA {duration(view.eta)}" if view.eta is not None else ""
+        facts += [("step", "   ".join(part for part in (view.progress, of, eta) if part)), ("loss", view.loss), ("rate", view.speed)]
+    elif view.no_steps:
+        facts += [("step", view.no_steps)]
+    if view.generation:
+        size = rank_count(view.generation.world_size, view.generation.facts)
+        facts += [("generation", f"{view.generation.number}: {size} on {ranks_by_node(view.members)}")]
+    cluster = recorded_cluster(view.job)
+    if cluster.kind == "slurm" and not view.ended:
+        from holdfast.cluster.slurm.nodes import describe_allocations  # noqa: PLC0415 (most clusters are not Slurm's)
+
+        facts += [("slurm", describe_allocations(cluster, view.job.id, view.job.name))]
+    return facts
+
+
+def _snapshots(view: JobView) -> list[tuple[str, str]]:
+    """Return the in-memory snapshots and their cost, or why there are none; and the newest checkpoint."""
+    facts, row = [], view.snapshots
+    if row is not None and row.step is not None:
+        newest = memory.last(row) if view.ended else memory.newest(row, view.memory_fault, view.job.spec, view.at)
+        facts += [("memory", f"{newest}\nsnapshots {memory.overhead([row])}")]
+    elif view.no_snapshots:
+        facts += [("memory", view.no_snapshots)]
+    if saved := view.checkpoint:
+        facts += [("checkpoint", f"step {count(saved.step)}, {duration(max(0.0, view.at - saved.at))} ago, {saved.path}")]
+    return facts
+
+
+def _faults(history: History, view: JobView) -> list[tuple[str, str]]:
+    facts = [("warning", f"{one.kind} on {one.target}: {one.evidence['quote']}") for one in view.warnings[-MAX_WARNINGS:]]
+    if now := view.incident:
+        action = f", action: {now.action}" if now.action else ""
+        facts += [("open", f"incident {now.number} since {duration(view.at - now.fault_at)}: {now.kind} on {now.target}{action}")]
+    if view.incidents:
+        facts += [("incidents", f"{len(view.incidents)}; `holdfast incidents {view.job.name}` lists them")]
+    if view.generation is not None:
+        facts += cost_table.figures(losses(history, view.job, now=view.at))
+    return facts
+
+
+def _unhealthy_nodes(history: History, view: JobView) -> list[tuple[str, str]]:
+    """Return which of the job's nodes the last health check found unhealthy or unreachable."""
+    if view.ended:
+        return []
+    health = health_by_node(history, str(view.job.cluster.get("name")))
+    bad = [health[node] for node in view.members if node in health and health[node].is_bad and health[node].is_fresh(view.at)]
+    return [("health", f"{one.node} {one.status} since {clock(one.since)}: {'; '.join(one.evidence[:2])}") for one in bad]
+
+
+def _controller(view: JobView) -> list[tuple[str, str]]:
+    holder = view.holder
+    facts = []
+    if holder:
+        cut_off = "; it reaches no node of the job, and changes nothing" if holder.partitioned else ""
+        facts += [("controller", f"pid {holder.pid} on {holder.host.partition('/')[0]}{cut_off}")]
+    elif view.state == State.SUSPENDED:
+        facts += [("controller", "none; the job is suspended: resume it in Prefect, or start it again")]
+    elif not view.ended:
+        facts += [("controller", "none; training continues under its agents. `holdfast run` with the same job file reattaches to it")]
+    if view.flow_run_url:
+        facts += [("flow run", view.flow_run_url)]
+    facts += [("submitted", f"{clock(view.job.at)}, {duration(view.elapsed)} {'in all' if view.ended else 'ago'}")]
+    return [*facts, ("directory", view.job.directory), ("id", view.job.id)]
+
+
+def _standby_status(one: StandbyHeartbeat, now: float) -> str:
+    """Return whether a standby controller would take over, and why not."""
+    age = now - one.at
+    if one.problem:
+        return f"{f'ended {duration(age)} ago' if age > HEARTBEAT_TIMEOUT else 'cannot take over'}: {one.problem}"
+    return f"last reported {duration(age)} ago" if age > HEARTBEAT_TIMEOUT else "ready to take over"

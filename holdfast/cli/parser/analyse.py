@@ -1,0 +1,155 @@
+"""Declare what is under the heading Analyse."""
+
+from __future__ import annotations
+
+import click
+
+from holdfast.cli.parser.base import (
+    Group,
+    app,
+    command,
+    completes,
+    example,
+    file_path,
+    from_one,
+    incident_argument,
+    incident_job,
+    jobs,
+    optional_job,
+    picture,
+    picture_file,
+    since_option,
+)
+
+
+@command("analyse.report.report", "holdfast report gpt-small -o report.html", "holdfast report gpt-small --profile")
+@optional_job
+@click.option("--profile", is_flag=True, is_eager=True, help="Show where the ranks wait in a step, instead of writing the report.")
+@click.option(
+    "--output",
+    "-o",
+    type=file_path,
+    metavar="FILE",
+    callback=picture_file,
+    help="File to write; default: JOB.html, with --profile none (.html, .png or .svg).",
+)
+def report() -> None:
+    """Write a page about a JOB: losses, incidents, times.
+
+    One self-contained HTML file about the newest run of JOB (default: the newest job). With --profile: the recognised layout
+    (pipeline, data, shards), each rank's idle windows, and the cost of in-memory snapshots, from the last reports of the ranks.
+    """
+
+
+@command("analyse.cost.cost", "holdfast cost", "holdfast cost gpt-small --since 7d", "holdfast cost --since 2026-11-01 -o cost.html")
+@optional_job
+@since_option
+@picture
+def cost() -> None:
+    """Show what compute time was used for (goodput).
+
+    Productive hours, and lost ones: by kind of fault, by phase, by node; with ETTR, MTTF and MTTR. Of one JOB (its newest
+    run), or of all jobs together. The parts add up to the total.
+    """
+
+
+@app.group(
+    cls=Group,
+    no_args_is_help=True,
+    epilog=example("holdfast faults ls --area hardware --recommended-action evict", "holdfast faults show gpu-off-bus"),
+)
+def faults() -> None:
+    """Look up the kinds of faults."""
+
+
+@command("analyse.faults.list_kinds", "holdfast faults ls", 'holdfast faults ls --words "xid 79" --area hardware', group=faults, name="ls")
+@click.option("--words", metavar="WORDS", help="Only kinds with all these words in their name, title, source or cure.")
+@click.option("--area", metavar="AREA", help="Only kinds of hardware, network, storage, host, software or progress.")
+@click.option("--component", metavar="NAME", help="Only kinds of this component, such as `nvlink`.")
+@click.option("--recommended-action", metavar="ACTION", help="Only kinds that recommend this, such as `evict`.")
+@click.option("--attributed-to", metavar="WHAT", help="Only kinds attributed to this, such as `gpu`.")
+def list_faults() -> None:
+    """List the kinds that match all options."""
+
+
+@command("analyse.faults.show_kind", "holdfast faults show gpu-off-bus", group=faults, name="show")
+@click.argument("kind", shell_complete=completes("faults"))
+def show_fault() -> None:
+    """Explain one KIND of fault."""
+
+
+@command("analyse.faults.list_unknown", "holdfast faults unknown", "holdfast faults unknown --draft", group=faults, name="unknown")
+@click.option("--limit", type=from_one, default=20, show_default=True, metavar="N", help="Most frequent failures to list.")
+@click.option("--draft", is_flag=True, help="Write tables for the catalogue, to be completed.")
+def unknown_faults() -> None:
+    """List failures that the catalogue does not know.
+
+    From the history: what ended workers and matches no kind but `worker-exception`, `worker-exit-code` and the like.
+    """
+
+
+@command("analyse.classify.classify_log", "holdfast classify train.log", "dmesg | holdfast classify - --json")
+@click.argument("log", type=file_path, required=False)
+def classify() -> None:
+    """Find the faults in a LOG.
+
+    LOG is a file, or `-` (the default) for standard input: kernel, NCCL, torch, scheduler or application, also mixed. Prints
+    the faults, and with `--json` one object for each line or traceback: line, classification, kind, attributed_to, recommended_action,
+    action. Exit status 0: the log was read, with faults or without.
+    """
+
+
+@app.group(cls=Group, no_args_is_help=True, epilog=example("holdfast policy show balanced", "holdfast policy explain 2 --job gpt-small"))
+def policy() -> None:
+    """Check, show, explain and replay policies."""
+
+
+@command("analyse.policy.check", "holdfast policy check careful.yaml", group=policy, name="check")
+@click.argument("files", nargs=-1, required=True, type=file_path, metavar="FILE...")
+def check_policy() -> None:
+    """Check policy files and show all problems.
+
+    Each problem has its field, its line, the reason and the cure. Exit status 2: a file cannot be used.
+    """
+
+
+@command("analyse.policy.show", "holdfast policy show", "holdfast policy show careful.yaml", group=policy, name="show")
+@click.argument("policy", required=False, metavar="[NAME|FILE]", shell_complete=completes("policies"))
+def show_policy() -> None:
+    """Show the rules of a policy in their order.
+
+    With every threshold, timeout and recommended action, and what differs from the policy that it is based on. NAME is `patient`,
+    `balanced` (the default) or `aggressive`; FILE is a policy file.
+    """
+
+
+@command(
+    "analyse.policy.explain", "holdfast policy explain 2 --job gpt-small", "holdfast policy explain slow", group=policy, name="explain"
+)
+@incident_argument
+@incident_job
+def explain_incident() -> None:
+    """Explain the decisions about an INCIDENT.
+
+    For each attempt: which rule of which policy decided and why, what other rules noted, which were skipped and why, and
+    how the attempt ended. INCIDENT is its number within the job, or its id; `slow` shows the decisions about ranks that
+    slowed the others down, with the costs of staying and migrating.
+    """
+
+
+@command(
+    "analyse.replay.replay",
+    "holdfast policy replay aggressive",
+    "holdfast policy replay patient --job gpt-small --since 30d",
+    group=policy,
+    name="replay",
+)
+@click.argument("policy", metavar="NAME|FILE", shell_complete=completes("policies"))
+@click.option("--job", metavar="JOB", shell_complete=jobs, help="Only incidents of this job; default: of all jobs.")
+@since_option
+def replay() -> None:
+    """Show what another policy would have decided.
+
+    Every recorded decision is repeated with what was known then. Shows those that differ, and the compute-hours that the
+    others would have saved or lost, by what recoveries of that kind took in this history. Nothing is changed.
+    """

@@ -1,0 +1,161 @@
+"""`holdfast checkpoint prune`: what it deletes, what it never deletes, and when it refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.exit_codes import OPERATOR_ERROR
+from holdfast.history.models import Generation
+from holdfast.history.store import History
+from holdfast.runtime.checkpoint import manifest
+from holdfast.runtime.checkpoint.manifest import Manifest, WrittenFile
+from tests.cli.conftest import PROGRAM, Command, environment
+from tests.cli.terminal import Terminal
+from tests.cli.written_history import Author
+from tests.waiting import wait_until
+
+
+class Folder:
+    """The checkpoints of a job."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, *steps: int, generation: int = 1) -> None:
+        """Write complete checkpoints of *steps*."""
+        for step in steps:
+            folder = manifest.folder_of(self.path, step)
+            folder.mkdir(parents=True)
+            data = f"state after {step}".encode() * 100
+            (folder / "__0_0.distcp").write_bytes(data)
+            files = {"__0_0.distcp": WrittenFile(size=len(data), sha256=hashlib.sha256(data).hexdigest())}
+            found = Manifest(step=step, generation=generation, world_size=1, files=files, time=time.time(), torch="2.13.0")
+            (folder / manifest.MANIFEST).write_text(found.text())
+
+    @property
+    def steps(self) -> list[int]:
+        """Return the steps whose folders are there, newest first."""
+        return [manifest.step_of(one) for one in manifest.candidates(self.path)]
+
+    def file(self, step: int) -> Path:
+        """Return the file with the state after *step*."""
+        return manifest.folder_of(self.path, step) / "__0_0.distcp"
+
+
+def a_job(book: History, folder: Folder, name: str = "gpt") -> Author:
+    """Write a job that trains, with its checkpoints in *folder*."""
+    author = Author(book, name, time.time() - 60)
+    author.job.spec = {"name": name, "script": "train.py", "checkpoint": {"directory": str(folder.path)}}
+    with book.session() as session:
+        session.merge(author.job)
+    author.move("RUNNING", "it trains", seconds=1)
+    return author
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """Give a folder of five checkpoints."""
+    found = Folder(tmp_path / "checkpoints")
+    found.write(10, 20, 30, 40, 50)
+    return found
+
+
+def pruned(here: Command, keep: int) -> dict[str, Any]:
+    """Prune without a question; return the JSON output."""
+    done = here("checkpoint", "prune", "gpt", "--keep", str(keep), "--yes", "--json")
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def steps_in(told: dict[str, Any], what: str) -> list[int]:
+    """Return the steps of the checkpoints that were kept, deleted or left."""
+    return [one["step"] for one in told[what]]
+
+
+def test_the_newest_complete_checkpoints_are_kept(here: Command, book: History, folder: Folder) -> None:
+    """Also while the job trains; a second call finds nothing to delete."""
+    a_job(book, folder)
+    told = pruned(here, 2)
+    assert (steps_in(told, "kept"), steps_in(told, "deleted"), told["left"]) == ([50, 40], [10, 20, 30], [])
+    assert folder.steps == [50, 40]
+    assert sorted(one.name for one in folder.path.iterdir()) == ["step-00000040", "step-00000050"], "nothing half deleted is left"
+    assert pruned(here, 2)["deleted"] == []
+
+
+def test_a_damaged_checkpoint_neither_counts_nor_is_deleted(here: Command, book: History, folder: Folder) -> None:
+    """The newest one that counts was read in full: a flipped bit keeps its size."""
+    a_job(book, folder)
+    damaged = folder.file(50)
+    data = bytearray(damaged.read_bytes())
+    data[7] ^= 1
+    damaged.write_bytes(data)
+    folder.file(30).unlink()
+    told = pruned(here, 1)
+    assert (steps_in(told, "kept"), steps_in(told, "deleted"), steps_in(told, "left")) == ([40], [10, 20], [50, 30])
+    assert folder.steps == [50, 40, 30]
+
+
+def test_a_checkpoint_that_training_must_not_resume_from_does_not_count(here: Command, book: History, folder: Folder) -> None:
+    """After a rollback the older ones are those that a recovery would use."""
+    author = a_job(book, folder)
+    facts = {"invalidated": [[40, 2]]}
+    author.write(Generation(job_id=author.job.id, number=2, at=time.time(), world_size=1, ranks={"node-0": [0]}, facts=facts))
+    told = pruned(here, 1)
+    assert (steps_in(told, "kept"), steps_in(told, "deleted"), steps_in(told, "left")) == ([30], [10, 20], [50, 40])
+
+
+def test_nothing_is_deleted_where_no_checkpoint_is_intact(here: Command, book: History, folder: Folder) -> None:
+    """However many there are."""
+    a_job(book, folder)
+    for step in folder.steps:
+        folder.file(step).write_bytes(b"")
+    assert pruned(here, 1)["deleted"] == []
+    assert len(folder.steps) == 5
+
+
+@pytest.mark.parametrize("state", ["LAUNCHING", "RESCHEDULING", "RESUMING", "WAITING"])
+def test_checkpoints_that_a_recovery_may_read_are_not_deleted(state: str, here: Command, book: History, folder: Folder) -> None:
+    """Of this job, or of another one with the same folder."""
+    ended = a_job(book, folder)
+    ended.move("COMPLETED", "all steps done", seconds=2, event="finished")
+    a_job(book, folder, "successor").move(state, "a fault", seconds=3)
+    done = here("checkpoint", "prune", "gpt", "--keep", "1", "--yes")
+    assert done.returncode == OPERATOR_ERROR
+    assert "successor" in done.stderr
+    assert len(folder.steps) == 5
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_without_a_terminal_nothing_is_deleted_unless_requested(more: list[str], holdfast: Command, book: History, folder: Folder) -> None:
+    """`--yes` is the cure."""
+    a_job(book, folder)
+    done = holdfast("checkpoint", "prune", "gpt", "--keep", "2", *more)
+    assert done.returncode == OPERATOR_ERROR
+    assert "--yes" in done.stderr
+    assert len(folder.steps) == 5
+
+
+@pytest.mark.parametrize(("answer", "left"), [("n", 5), ("y", 2)])
+def test_on_a_terminal_a_person_decides(answer: str, left: int, book: History, folder: Folder, holdfast_home: Path) -> None:
+    """The default is no."""
+    a_job(book, folder)
+    with Terminal([*PROGRAM, "checkpoint", "prune", "gpt", "--keep", "2"], environment()) as terminal:
+        wait_until(lambda: "[y/N]" in terminal.text, seconds=30, explain=lambda: terminal.text)
+        terminal.type(f"{answer}\n")
+        wait_until(lambda: terminal.status() is not None, seconds=30, explain=lambda: terminal.text)
+        assert terminal.status() == 0
+    assert len(folder.steps) == left
+
+
+@pytest.mark.parametrize("keep", ["0", "-1", "all"])
+def test_at_least_one_checkpoint_is_kept(keep: str, here: Command, book: History, folder: Folder) -> None:
+    """The newest one cannot be deleted."""
+    a_job(book, folder)
+    assert here("checkpoint", "prune", "gpt", "--keep", keep, "--yes").returncode == OPERATOR_ERROR
+    assert len(folder.steps) == 5
