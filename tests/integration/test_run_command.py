@@ -345,7 +345,7 @@ def test_a_command_that_is_told_to_let_go_passes_it_on_and_ends_without_its_job(
 def test_a_flow_that_is_told_to_let_go_before_it_has_imported_prefect_does_so(place: Place) -> None:
     """Its status says so, and it has begun no job."""
     spec = place.folder / "spec.json"
-    job = {"name": "early", "command": ["true"], "directory": str(place.folder)}
+    job = {"name": "early", "command": ["true"], "workdir": str(place.folder)}
     spec.write_text(json.dumps({"job": job, "cluster": {"kind": "local", "name": "early", "nodes": 1}}))
     command = [sys.executable, "-P", "-m", "flows.training_job", str(spec)]
     with subprocess.Popen(command, env=place.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as flow:

@@ -162,6 +162,6 @@ def test_an_incident_is_one_line_when_it_opens_and_one_when_it_closes() -> None:
     )
     assert wording.incident_opened(one) == "incident 2: worker-sigkill on rank 1 on node-1, detected after 12 ms"
     one.outcome, one.action, one.downtime_s, one.steps_lost, one.generation_after = "recovered", "replace-ranks", 0.259, 0, 2
-    assert wording.incident_closed(one) == "incident 2 recovered by take-over in 259 ms, no step computed again, now generation 2"
+    assert wording.incident_closed(one) == "incident 2 recovered by replace-ranks in 259 ms, no step computed again, now generation 2"
     one.outcome, one.steps_lost, one.generation_after = "gave-up", None, None
     assert wording.incident_closed(one) == "incident 2 gave up"
