@@ -10,16 +10,19 @@ SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Most tests wait for processes. worksteal: each worker goes through neighbouring tests, which share what they start, and none idles.
-PARALLEL ?= --numprocesses=2 --dist=worksteal
+# Most tests wait for processes, so there are more workers than cores; tests/scheduling.py says who runs what, the longest first.
+PARALLEL ?= --numprocesses=4
 BENCHMARKS ?= restart takeover overhead progress detection checkpoint handling
 
 # -qq: pip tells errors, not warnings about places that it looked at. The constraints hold for what builds the package too.
 PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq
 
+# The variable silences a notice about the end of mkdocs 1; warnings end the build, and are shown.
+BUILD_SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict 2>&1 | { grep -v -e '^INFO' -e '^$$' || true; }
+
 PREFECT_TESTS ?= tests/integration/test_deployment.py tests/integration/test_cluster_health.py tests/integration/test_prefect_shows.py
 
-.PHONY: help install demo test test-prefect check docs bench lock clean
+.PHONY: help install demo test durations test-prefect check docs bench lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -33,20 +36,26 @@ demo: $(VENV)/.all  ## Train, break the training three times, and prove that not
 test: $(VENV)/.dev  ## Run all tests (installs the system packages that they need)
 	@scripts/system_packages.sh
 	@$(BIN)/python -m compileall -q holdfast flows tasks policies detectors benchmarks  # once, and not in each of a thousand processes
-	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest $(PARALLEL) --durations=20 -rs $(ARGS)
+
+durations: ARGS += --record-durations
+durations: test  ## Run all tests and write down how long each file takes: the order of the next runs
 
 test-prefect: $(VENV)/.dev  ## Run the tests of flows and deployments with the newest Prefect that is supported
 	@newest=$$(scripts/newest_prefect.sh $(VENV)) && "$$newest" -m prefect --version && "$$newest" -m pytest $(PARALLEL) $(PREFECT_TESTS) $(ARGS)
 
-check: $(VENV)/.dev  ## Lint, formatting, types, spelling
+check: $(VENV)/.dev  ## Lint, formatting, types, spelling, documentation site
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/codespell
-	@echo "check: ruff, formatting, types and spelling are fine"
+	@$(BUILD_SITE)
+	@echo "check: ruff, formatting, types, spelling and the documentation site are fine"
 
-docs: $(VENV)/.dev  ## Write the generated pages in docs/ anew
+docs: $(VENV)/.dev  ## Write the generated pages in docs/ anew, and build the site into build/site
 	@$(BIN)/python -m docs.generate
+	@$(BUILD_SITE)
+	@echo "docs: open build/site/index.html"
 
 bench: $(VENV)/.all  ## Measure what the README claims; results in build/bench/
 	@mkdir -p build/bench

@@ -74,7 +74,7 @@ class FaultKind:
     action: str
     unhealthy: Sample
     healthy: Sample
-    reference: str = "docs/architecture.md"
+    reference: str = "docs/explanation/diagnosis.md"
     weight: int = 50
     """How close to the root cause this kind usually is (100: always the root cause, 0: always a secondary failure)."""
     confused_with: tuple[str, ...] = ()

@@ -74,7 +74,7 @@ _CHECKPOINT_KINDS: Final[tuple[Row, ...]] = (
         "replica-lag",
         "Snapshots are skipped: replicating one takes longer than the snapshot interval",
         RecommendedAction.MONITOR,
-        "give the node an idle core, or raise `checkpoint.memory.bandwidth` or `checkpoint.memory.interval`; else lost nodes cost more steps",
+        "give the node an idle core, or raise `checkpoint.memory.bandwidth` or `.interval`; else lost nodes cost more steps",
     ),
     (
         "snapshot-no-memory",

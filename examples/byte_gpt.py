@@ -206,6 +206,7 @@ def main() -> None:
     torch.use_deterministic_algorithms(mode=True)
     if not given.stock_groups:
         holdfast.join()
+    print(f"rank {rank}: process {os.getpid()}", flush=True)
 
     model = ByteGPT(given.width, given.layers, given.heads, given.context)
     optimizer = torch.optim.AdamW(decayed(model, 0.1), lr=given.lr, betas=(0.9, 0.95))

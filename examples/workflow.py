@@ -1,7 +1,7 @@
 """A Prefect flow of your own around a training job: prepare data, check nodes, train, evaluate, publish.
 
 - `python examples/workflow.py`: once, on this machine
-- `prefect deploy --all --prefect-file examples/prefect.yaml`: as a deployment run by a worker (docs/workflows.md)
+- `prefect deploy --all --prefect-file examples/prefect.yaml`: as a deployment run by a worker (docs/how-to/workflows.md)
 
 Training survives faults as any job does; the flow around it needs no code for that.
 """

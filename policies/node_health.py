@@ -27,7 +27,7 @@ FRESH: Final = 3600.0
 class NodeHealthState(StrEnum):
     """Health of a node, best to worst; in the last two states its faults are not known."""
 
-    OK = "ok"
+    HEALTHY = "healthy"
     DEGRADED = "degraded"
     """It works, and shows a fault to monitor."""
     UNHEALTHY = "unhealthy"
@@ -147,7 +147,9 @@ def assess_health(probe: NodeProbe, before: HealthAssessment | None = None, earl
     lost = _lost(probe.found, earlier, before.lost if before is not None else ())
     found = _findings(probe, judge(probe.found, earlier), findings, incomplete=bool(lost))
     status, reason = _standing(found), "; ".join(f"{name} is no longer readable: {why}" for name, why in lost.items())
-    assessment = _assessment(probe, before, NodeHealthState.UNKNOWN if lost and status is NodeHealthState.OK else status, found, reason)
+    assessment = _assessment(
+        probe, before, NodeHealthState.UNKNOWN if lost and status is NodeHealthState.HEALTHY else status, found, reason
+    )
     return replace(assessment, seen=probe.at, lost=tuple(lost))
 
 
@@ -159,7 +161,7 @@ def health_change(before: HealthAssessment | None, after: HealthAssessment) -> H
     known = before.status if before is not None else ""
     if not came and not over and known == after.status:
         return None
-    if not known and after.status == NodeHealthState.OK and not came:
+    if not known and after.status == NodeHealthState.HEALTHY and not came:
         return None
     if came or after.reason:
         reason = "; ".join([*([after.reason] if after.reason else []), *(one.words for one in came)])
@@ -218,7 +220,7 @@ def _standing(findings: tuple[HealthFinding, ...]) -> NodeHealthState:
     recommended_actions = {one.recommended_action for one in findings if one.kind not in LOAD_KINDS}
     if recommended_actions & UNHEALTHY:
         return NodeHealthState.UNHEALTHY
-    return NodeHealthState.DEGRADED if recommended_actions - HARMLESS else NodeHealthState.OK
+    return NodeHealthState.DEGRADED if recommended_actions - HARMLESS else NodeHealthState.HEALTHY
 
 
 def _lost(now: NodeReading, earlier: NodeReading | None, before: tuple[str, ...]) -> dict[str, str]:

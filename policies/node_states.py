@@ -1,4 +1,4 @@
-"""The service states of a node and the transitions between them, in one table from which docs/states.md is drawn."""
+"""The service states of a node and the transitions between them, in one table from which docs/reference/states.md is drawn."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from holdfast import gpu_assignment
 from holdfast.testing.orphans import leftovers, memstores
 from tests.leftovers import memory
+from tests.scheduling import pytest_addoption, pytest_configure, pytest_xdist_make_scheduler  # noqa: F401 (hooks: the order of tests)
 from tests.skips import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 (hooks: what may be skipped)
 from tests.waiting import wait_until
 

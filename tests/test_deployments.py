@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from docs.generate import VARIABLES
+from docs.generator.environment import VARIABLES
 
 ROOT = Path(__file__).parents[1]
 SYSTEMD = ROOT / "deployments" / "systemd"

@@ -344,7 +344,7 @@ def test_a_snapshot_of_an_older_format_is_refused_by_its_format(tmp_path: Path) 
     written(tmp_path / "a.snap")
     with (tmp_path / "a.snap").open("r+b") as file:
         file.write(b"HFSEALED")
-    with pytest.raises(UnusableSnapshot, match=r"format is not the one of this version \(2\)"):
+    with pytest.raises(UnusableSnapshot, match=r"format .*\(2\)"):
         Snapshot(tmp_path / "a.snap")
 
 

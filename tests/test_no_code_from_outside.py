@@ -129,7 +129,7 @@ def test_a_checkpoint_that_would_run_a_command_runs_none(tmp_path: Path) -> None
     """Neither in its metadata nor in the tree of what is no tensor."""
     mark = tmp_path / "ran"
     (tmp_path / METADATA).write_bytes(pickle.dumps(Metadata({}, planner_data=Evil(mark))))
-    with pytest.raises(pickle.UnpicklingError, match="is not allowed in"):
+    with pytest.raises(pickle.UnpicklingError, match="not allowed"):
         CheckpointReader(tmp_path)
     whole = io.BytesIO()
     torch.save({"rng": Evil(mark)}, whole)

@@ -15,6 +15,7 @@ from holdfast import gpu_assignment
 from holdfast.gpu_assignment import VISIBLE
 from holdfast.spec import LocalCluster, TrainingJob
 from holdfast.spec.check import checks, short_of_gpus
+from tests.mentions import mentions
 from tests.waiting import wait_until
 
 EIGHT = tuple("01234567")
@@ -114,7 +115,7 @@ def test_a_job_gets_nodes_with_a_gpu_for_each_rank_or_is_refused(  # noqa: PLR09
     assert short_of_gpus(asked, cluster) == {f"node-{number}" for number in short}
     refused = [one for one in checks(asked, cluster) if one.field == "nproc_per_node"]
     assert bool(refused) is (nodes - len(short) < wanted + spare)
-    assert all(one.reason.startswith("local nodes share no GPU: ") for one in refused)
+    assert all(mentions(one.reason, "local nodes", "GPU") for one in refused)
 
 
 def test_the_advice_is_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +125,7 @@ def test_the_advice_is_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "`cluster: {kind: local, nodes: 2}`" in problem.cure
     assert checks(job(tmp_path, 2, 4), LocalCluster(nodes=2)) == []
     (problem,) = checks(job(tmp_path, 4, 4), LocalCluster(nodes=4))
-    assert "to 8 rank(s) in all" in problem.cure
+    assert mentions(problem.cure, "8 rank(s)")
     assert checks(job(tmp_path, 4, 2), LocalCluster(nodes=4)) == []
     assert checks(job(tmp_path, 4, 4, visible=""), LocalCluster(nodes=4)) == []
 
@@ -133,7 +134,8 @@ def test_a_job_cannot_give_all_nodes_the_same_gpus(tmp_path: Path, monkeypatch: 
     """They would share them; a single node may have any."""
     monkeypatch.setenv(VISIBLE, ",".join(EIGHT))
     (problem,) = checks(job(tmp_path, 2, 2, visible="0,1"), LocalCluster(nodes=2))
-    assert (problem.field, "all local nodes the same GPUs, 0, 1" in problem.reason) == ("env", True)
+    assert problem.field == "env"
+    assert mentions(problem.reason, "0, 1")
     assert checks(job(tmp_path, 1, 2, visible="0,1"), LocalCluster(nodes=2)) == []
 
 

@@ -100,8 +100,8 @@ def test_the_form_describes_each_field_and_requires_few() -> None:
 
 def test_the_form_has_every_field_of_a_job() -> None:
     """What a job file can say the form can say too."""
-    named = {"name", "script", "command", "args", "directory"}
-    assert advanced_schema()["then"]["properties"].keys() == TrainingJob.model_fields.keys() - named | {"standby"}
+    named = {"name", "script", "module", "command", "args", "workdir", "nnodes"}
+    assert advanced_schema()["then"]["properties"].keys() == TrainingJob.model_fields.keys() - named | {"min_nodes", "standby"}
 
 
 @pytest.mark.parametrize(
@@ -149,12 +149,12 @@ def filled_in(advanced: dict[str, Any] | None = None, **fields: Any) -> Training
 def test_what_is_filled_in_becomes_the_job_that_was_meant() -> None:
     """A script with the folder that it is in, a command with the home folder, words as a shell splits them."""
     plain = filled_in(args="--data 'my text' -v", nnodes=2, nproc_per_node=8)
-    assert (plain.script, plain.args, plain.directory) == ("/data/train.py", ["--data", "my text", "-v"], "/data")
+    assert (plain.script, plain.args, plain.workdir) == ("/data/train.py", ["--data", "my text", "-v"], "/data")
     assert (plain.max_nodes, plain.ranks_per_node) == (2, 8)
     module = filled_in(script="python -m gpt", args="--steps 3")
-    assert (module.command, module.directory, module.args) == (["python", "-m", "gpt", "--steps", "3"], "~", [])
+    assert (module.module, module.workdir, module.args) == ("gpt", "~", ["--steps", "3"])
     there = filled_in(script="python train.py", workdir="/data/gpt", advanced={"spare_nodes": 1, "checkpoint": {"interval": 10}})
-    assert (there.directory, there.spare_nodes, there.max_nodes, there.checkpoint.interval) == ("/data/gpt", 1, 1, 10)
+    assert (there.workdir, there.spare_nodes, there.max_nodes, there.checkpoint.interval) == ("/data/gpt", 1, 1, 10)
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,9 @@ def test_what_is_filled_in_becomes_the_job_that_was_meant() -> None:
         ({"script": "/data/train.py 'open"}, 'script: "/data/train.py \'open" cannot be split into words: no closing quotation'),
         ({"name": "Bad Name"}, "name: 'Bad Name' is not a name of lowercase letters, digits and dashes"),
         ({"advanced": {"checkpoint": {"keep": 1}}}, "advanced.checkpoint.keep: 1 is not greater than or equal to 2"),
-        ({"advanced": {"@least": 3}}, "advanced.nodes.least: the minimum number of nodes (3) is above the wanted one (1)"),
-        ({"advanced": {"nodes": 3}}, "advanced.nodes: 3 holds no fields"),
-        ({"nnodes": 0}, "nnodes: 0 is not greater than or equal to 1"),
+        ({"advanced": {"min_nodes": 3}}, "nnodes: the minimum (3) is above the maximum (1)"),
+        ({"advanced": {"nodes": 3}}, "advanced.nodes: unknown field"),
+        ({"nnodes": 0}, "nnodes: 0 is not a number of nodes"),
     ],
 )
 def test_the_worker_reports_problems_with_the_names_of_the_form(given: dict[str, Any], words: str) -> None:
@@ -193,14 +193,15 @@ def test_the_worker_reports_problems_with_the_names_of_the_form(given: dict[str,
         },
         {
             "command": ["python", "-c", "print('a b')"],
-            "environment": {"A": "1"},
+            "env": {"A": "1"},
             "checkpoint": {"interval": "auto", "memory": {"max_memory": "8GB"}},
         },
+        {"module": "gpt.train", "args": ["--steps", "3"], "nnodes": "2:4", "nproc_per_node": "gpu", "hot_spares": 2},
     ],
 )
 def test_a_job_can_be_written_as_the_form_takes_it(fields: dict[str, Any]) -> None:
     """For `run_deployment` in a flow of one's own: the deployment then runs the very job."""
-    job = TrainingJob.model_validate({"name": "gpt", "directory": "/data/gpt", **fields})
+    job = TrainingJob.model_validate({"name": "gpt", "workdir": "/data/gpt", **fields})
     given = json.loads(json.dumps(parameters_of(job, LocalCluster(nodes=3), standby=True)))
     assert validate(given, schema_of(train)) == []
     assert resolve_cluster(given.pop("cluster")) == LocalCluster(nodes=3)
@@ -216,7 +217,7 @@ def test_parameters_come_back_as_they_were_sent() -> None:
     first = train.validate_parameters(given)
     assert first == {**defaults, **given}
     assert train.validate_parameters(json.loads(json.dumps(train.serialize_parameters(first)))) == first
-    plan, cluster = CheckpointPlan(memory=MemoryPlan(limit=8 * 10**9)), LocalCluster(nodes=2)
+    plan, cluster = CheckpointPlan(memory=MemoryPlan(max_memory=8 * 10**9)), LocalCluster(nodes=2)
     job = TrainingJob(name="a", script="/a.py", checkpoint=plan)
     stored = json.loads(json.dumps(training_job.serialize_parameters({"job": job, "cluster": cluster, "standby": False})))
     again = training_job.validate_parameters(stored)

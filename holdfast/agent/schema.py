@@ -1,7 +1,7 @@
 """Check the fields of messages: each has the right type and range, or `BadField` names the one that has not.
 
 A handler declares the fields that it needs as parameters, with the types of this module (`Count`, `Seconds`, ...). `fields_of` reads them,
-so the tables of commands and of worker messages, the checks and docs/protocol.md all come from the handlers' signatures.
+so the tables of commands and of worker messages, the checks and docs/reference/protocol.md all come from the handlers' signatures.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class FieldType:
     """One field of a message."""
 
     hint: Any
-    """Its type, for docs/protocol.md."""
+    """Its type, for docs/reference/protocol.md."""
     read: Callable[[Message, str], Any]
     required: bool
     has_default: bool

@@ -12,11 +12,13 @@ from typing import Any, Final
 
 from sqlmodel import SQLModel
 
-from holdfast.cli.job_view import JobView, last_step_of, newest_complete, ranks_by_node
+from holdfast.cli.job_view import JobView, last_step_of, newest_complete, newest_incident, ranks_by_node
+from holdfast.cli.recovery_view import Recovery, phase_times
 from holdfast.history import queries
 from holdfast.history.lease import flow_run_url, holder_of
 from holdfast.history.models import DecisionRecord, Generation, Incident, Job, JobEvent, JobTransition, StepRecord
 from holdfast.history.store import History
+from holdfast.report import memory
 from holdfast.report.notes import cause_of
 from holdfast.report.wording import count, duration, incident_closed, incident_opened, kept_ranks, plural, rank_count
 from policies.states import Event
@@ -88,11 +90,11 @@ class JobFollower:
     def _poll_all(self) -> tuple[list[JobChange], JobView]:
         history, job = self._history, self._job.id
         generations, checkpoints = queries.generations(history, job), queries.checkpoints(history, job)
-        incidents = queries.incidents(history, job)
+        incidents, transitions = queries.incidents(history, job), queries.transitions(history, job)
         changes = [
-            *self._new(queries.transitions(history, job), lambda row: transition_change(row, brief=in_recovery(row.at, incidents))),
+            *self._new(transitions, lambda row: transition_change(row, brief=in_recovery(row.at, incidents))),
             *self._new(generations, lambda row: generation_change(row, brief=in_recovery(row.at, incidents))),
-            *self._incident_changes(incidents),
+            *self._incident_changes(incidents, transitions),
             *self._new(checkpoints, lambda row: JobChange(event="checkpoint", at=row.at, text="", record=_record(row))),
             *self._new(queries.job_events(history, job), self._note_change),
         ]
@@ -102,19 +104,22 @@ class JobFollower:
             until=last_step_of(generations),
             checkpoint=newest_complete(checkpoints),
             snapshots=queries.newest_snapshots(history, job),
+            memory_fault=queries.newest_fault(history, job, memory.FAULTS),
             incidents=incidents,
+            transitions=transitions,
+            **newest_incident(history, self._job, generations[-1] if generations else None, incidents, self._view.at),
             holder=holder_of(history, job),
             flow_run_url=flow_run_url(history, job),
         )
         return sorted(changes, key=lambda change: change.at), self._view
 
-    def _incident_changes(self, incidents: list[Incident]) -> Iterator[JobChange]:
+    def _incident_changes(self, incidents: list[Incident], transitions: Sequence[JobTransition]) -> Iterator[JobChange]:
         numbers = {one.id: one.number for one in incidents}
         yield from self._new(incidents, opened_change)
         yield from self._new(queries.decisions(self._history, self._job.id), lambda row: self._decision_change(row, numbers))
         for one in incidents:
             if one.closed_at is not None and self._is_new(f"{one.id} closed"):
-                yield JobChange(event="incident-closed", at=one.closed_at, text=incident_closed(one), record=_record(one))
+                yield closed_change(Recovery(incident=one, at=one.closed_at, transitions=transitions))
 
     def _decision_change(self, row: DecisionRecord, numbers: dict[str, int]) -> JobChange:
         """Return a decision; people see the first one of an incident where the incident begins."""
@@ -164,6 +169,22 @@ def opened_change(row: Incident) -> JobChange:
     """Return the beginning of an incident."""
     recovery = f"; recovery: {row.action}" if row.action else ""
     return JobChange(event="incident", at=row.detected_at, text=incident_opened(row) + recovery, record=_record(row))
+
+
+def closed_change(recovery: Recovery) -> JobChange:
+    """Return the end of an incident, with the time of each phase of its recovery."""
+    one = recovery.incident
+    times = f" ({phase_times(recovery.phases)})" if one.outcome == "recovered" else ""
+    record = {**_record(one), "phases": {phase.name: phase.seconds for phase in recovery.phases}}
+    return JobChange(event="incident-closed", at=one.closed_at or recovery.at, text=incident_closed(one) + times, record=record)
+
+
+def recovery_change(view: JobView, recovery: Recovery) -> JobChange:
+    """Return how far a recovery that takes long has got."""
+    phase = recovery.phase
+    doing = f"{phase.name} for {duration(phase.seconds)}" if phase else "ends"
+    text = f"incident {recovery.incident.number}: {doing}, {duration(recovery.seconds)} in all; {view.state}: {view.reason}"
+    return JobChange(event="recovery", at=view.at, text=text, record={"state": view.state, **recovery.as_record()})
 
 
 def progress_change(view: JobView) -> JobChange:

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sqlmodel import col, select
 
+from holdfast.cli.node_view import JobNodes, nodes_of
+from holdfast.cli.recovery_view import Recovery
 from holdfast.errors import NoJob, UnknownJob
 from holdfast.history import queries
 from holdfast.history.lease import flow_run_url, holder_of
-from holdfast.history.models import Checkpoint, FaultRecord, Generation, Incident, Job, JobTransition, Lease, Snapshots, StepRecord
+from holdfast.history.models import (
+    Checkpoint,
+    DecisionRecord,
+    FaultRecord,
+    Generation,
+    Incident,
+    Job,
+    JobTransition,
+    Lease,
+    Snapshots,
+    StepRecord,
+)
 from holdfast.history.store import History
 from holdfast.report import memory
-from holdfast.report.wording import NOTHING, count, duration, listing, ranks
+from holdfast.report.wording import NOTHING, count, duration, listing, plural, ranks
 
 MIN_ID: Final = 6
 """Characters of an id from which it is distinguished from a mistyped name."""
@@ -28,6 +41,23 @@ FIRST_STEPS: Final = 5.0
 """Seconds within which the steps of a job that has just begun to run reach the history."""
 WINDOW: Final = 20
 """Steps over which the rate is taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsAtRisk:
+    """What a failure would cost now, at most: steps that have to be computed again, and how long that takes."""
+
+    steps: int
+    seconds: float | None
+
+    @property
+    def text(self) -> str:
+        """Return both as text: ``4 steps (1.1 s)``."""
+        return plural(self.steps, "step") + (f" ({duration(self.seconds)})" if self.seconds else "")
+
+    def as_record(self) -> dict[str, Any]:
+        """Return both for programs."""
+        return {"steps": self.steps, "seconds": self.seconds}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +81,13 @@ class JobView:
     warnings: Sequence[FaultRecord] = ()
     """Faults that the present generation trains through: bad losses, stragglers and the like, oldest first."""
     incidents: Sequence[Incident] = ()
+    transitions: Sequence[JobTransition] = ()
+    """All transitions, oldest first."""
+    decision: DecisionRecord | None = None
+    """The newest decision about the newest incident."""
+    faults: Sequence[FaultRecord] = ()
+    """Faults of the newest incident."""
+    nodes: JobNodes = field(default_factory=JobNodes)
     holder: Lease | None = None
     flow_run_url: str = ""
     """Page of the job's newest flow run in the Prefect UI; empty where it has none."""
@@ -102,6 +139,53 @@ class JobView:
     def incident(self) -> Incident | None:
         """Return the open incident."""
         return next((one for one in reversed(self.incidents) if one.closed_at is None), None)
+
+    @property
+    def recovery(self) -> Recovery | None:
+        """Return the recovery that runs, or that has ended just now."""
+        if not self.incidents:
+            return None
+        newest = self.incident or self.incidents[-1]
+        mine = self.decision if self.decision is not None and self.decision.incident_id == newest.id else None
+        found = Recovery(incident=newest, at=self.at, transitions=self.transitions, decision=mine, faults=self.faults)
+        return found if found.is_shown and not self.ended else None
+
+    @property
+    def at_risk(self) -> StepsAtRisk | None:
+        """Return what the failure of a process would cost now, at most; None while no step is known."""
+        if self.step is None:
+            return None
+        return self._at_risk(self._since_snapshot, self._since_checkpoint)
+
+    @property
+    def at_risk_with_node(self) -> StepsAtRisk | None:
+        """Return what the loss of a node would cost now, at most: snapshots that only its own memory has are lost with it."""
+        if self.step is None:
+            return None
+        row, replica = self.snapshots, None
+        if row is not None and row.step is not None and row.replica_step is not None and self._since_snapshot is not None:
+            replica = self._since_snapshot + max(0, row.step - row.replica_step)
+        return self._at_risk(replica, self._since_checkpoint)
+
+    def _at_risk(self, *ages: int | None) -> StepsAtRisk | None:
+        assert self.step is not None
+        steps = min((age for age in ages if age is not None), default=self.step.step)
+        return StepsAtRisk(steps=steps, seconds=steps / self.rate if self.rate else None)
+
+    @property
+    def _since_checkpoint(self) -> int | None:
+        if self.step is None or self.checkpoint is None or self.checkpoint.step is None:
+            return None
+        return max(0, self.step.step - self.checkpoint.step)
+
+    @property
+    def _since_snapshot(self) -> int | None:
+        """Return the age in steps of the newest snapshot: as reported, or since then if the report is old."""
+        row = self.snapshots
+        if self.step is None or row is None or row.step is None or (self.generation and row.generation != self.generation.number):
+            return None
+        is_new = row.age_steps is not None and self.at - row.at <= memory.STALE
+        return row.age_steps if is_new else max(0, self.step.step - row.step)
 
     @property
     def no_steps(self) -> str:
@@ -161,6 +245,7 @@ class JobView:
             "world_size": generation.world_size if generation else None,
             "full_size": ((generation.facts or {}).get("width") or generation.world_size) if generation else None,
             "nodes": self.members,
+            **self.nodes.as_record(),
             "step": step.step if step else None,
             "until": self.until,
             "loss": step.loss if step else None,
@@ -169,12 +254,15 @@ class JobView:
             "checkpoint": {"step": checkpoint.step, "path": checkpoint.path, "at": checkpoint.at} if checkpoint else None,
             "snapshots": memory_record,
             "no_snapshots": self.no_snapshots or None,
+            "at_risk": self.at_risk.as_record() if self.at_risk else None,
+            "at_risk_with_node": self.at_risk_with_node.as_record() if self.at_risk_with_node else None,
             "warnings": [
                 {"kind": one.kind, "at": one.at, "target": one.target, "step": one.step, "evidence": one.evidence["quote"]}
                 for one in self.warnings
             ],
             "incidents": len(self.incidents),
             "incident": incident.model_dump() if incident else None,
+            "recovery": self.recovery.as_record() if self.recovery else None,
             "flow": {"holder": self.holder.holder, "host": self.holder.host, "pid": self.holder.pid} if self.holder else None,
             "flow_run_url": self.flow_run_url or None,
             "directory": self.job.directory,
@@ -185,9 +273,11 @@ def view_job(history: History, job: Job) -> JobView:
     """Read what the history knows of *job* now."""
     last = queries.last_step(history, job.id)
     generation = queries.newest_generation(history, job.id)
+    incidents = queries.incidents(history, job.id)
+    now = time.time()
     return JobView(
         job=job,
-        at=time.time(),
+        at=now,
         move=queries.state_of(history, job.id),
         generation=generation,
         until=last_step_of(queries.generations(history, job.id)),
@@ -196,10 +286,25 @@ def view_job(history: History, job: Job) -> JobView:
         snapshots=queries.newest_snapshots(history, job.id),
         memory_fault=queries.newest_fault(history, job.id, memory.FAULTS),
         warnings=queries.faults_within(history, job.id, generation.number, WARNINGS) if generation else (),
-        incidents=queries.incidents(history, job.id),
+        incidents=incidents,
+        transitions=queries.transitions(history, job.id),
+        **newest_incident(history, job, generation, incidents, now),
         holder=holder_of(history, job.id),
         flow_run_url=flow_run_url(history, job.id),
     )
+
+
+def newest_incident(history: History, job: Job, generation: Generation | None, incidents: Sequence[Incident], now: float) -> dict[str, Any]:
+    """Read the fields of `JobView` that concern the newest incident, and the nodes as it left them."""
+    newest = incidents[-1] if incidents else None
+    faults = queries.faults(history, incident_id=newest.id) if newest else []
+    decisions = queries.decisions(history, incident_id=newest.id) if newest else []
+    in_work = faults if newest is not None and newest.closed_at is None else []
+    return {
+        "decision": decisions[-1] if decisions else None,
+        "faults": faults,
+        "nodes": nodes_of(history, job, generation, in_work, now),
+    }
 
 
 def last_step_of(generations: Sequence[Generation]) -> int | None:

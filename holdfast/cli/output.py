@@ -18,7 +18,7 @@ from holdfast.log import line as as_logged
 from holdfast.report.wording import visible
 
 COLOURS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("RUNNING", "COMPLETED", "healthy", "complete", "up", "ok", "installed", "repaired", "kept"), "green"),
+    **dict.fromkeys(("RUNNING", "COMPLETED", "healthy", "complete", "up", "installed", "repaired", "kept"), "green"),
     **dict.fromkeys(("partial", "suspect", "in-burn-in", "degraded"), "yellow"),
     **dict.fromkeys(("CANCELLED", "held", "unknown"), "magenta"),
     **dict.fromkeys(

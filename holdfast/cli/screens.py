@@ -5,31 +5,26 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import os
 import sys
 import termios
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 import click
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli.changes import JobChange, progress_change
-from holdfast.cli.job_view import JobView, ranks_by_node
-from holdfast.cli.output import clock, colour_of, finite, hanging, on_terminal, wrapped
+from holdfast.cli.changes import JobChange, progress_change, recovery_change
+from holdfast.cli.frame import Frame, footer, max_events
+from holdfast.cli.job_view import JobView
+from holdfast.cli.output import clock, finite, hanging, on_terminal, wrapped
 from holdfast.cli.rank_output import Line
-from holdfast.history.models import Incident
-from holdfast.report.wording import NOTHING, count, duration, plural, rank_count, visible
+from holdfast.report.wording import visible
 
 PROGRESS_INTERVAL: Final = 10.0
 """Seconds between two lines about progress."""
@@ -91,7 +86,7 @@ class PlainLines:
 
     def __init__(self) -> None:
         self._progress_due, self._last_step = 0.0, (-1, -1)
-        self._waiting_since = 0.0
+        self._waiting_since, self._recovery_due = 0.0, 0.0
         self._shown_once: set[str] = set()
 
     def show_change(self, change: JobChange) -> None:
@@ -118,8 +113,20 @@ class PlainLines:
         if step is not None and (step.generation, step.step) != self._last_step and time.monotonic() >= self._progress_due:
             self._progress_due, self._last_step = time.monotonic() + PROGRESS_INTERVAL, (step.generation, step.step)
             self.show_change(progress_change(view))
+        self._show_recovery(view)
         if view.no_steps:
             self._once("silent", view.no_steps)
+
+    def _show_recovery(self, view: JobView) -> None:
+        """Write now and then how far a recovery has got that takes long."""
+        recovery = view.recovery
+        if recovery is None or recovery.is_over:
+            self._recovery_due = 0.0
+        elif not self._recovery_due:
+            self._recovery_due = time.monotonic() + PROGRESS_INTERVAL
+        elif time.monotonic() >= self._recovery_due:
+            self._recovery_due = time.monotonic() + PROGRESS_INTERVAL
+            self.show_change(recovery_change(view, recovery))
 
     def _once(self, event: str, text: str) -> None:
         if event not in self._shown_once:
@@ -165,14 +172,16 @@ class Picture:
         self._hint, self._notice = hint, ""
         self._console = Console(highlight=False, soft_wrap=False)
         self._size = self._console.size
-        self._changes: deque[JobChange] = deque(maxlen=100)
+        self._changes: deque[tuple[JobChange, int]] = deque(maxlen=100)
+        """The newest changes, each with the number of lines that were printed before it."""
+        self._printed, self._frame_lines = 0, 0
         self._live: Live | None = None
         self._echo_on: Callable[[], None] = lambda: None
 
     def show_change(self, change: JobChange) -> None:
         """Print the change above the picture; a notice also stays below it."""
         if change.text:
-            self._changes.append(change)
+            self._changes.append((change, self._printed))
             self._print(change)
         if change.event == "notice":
             self._notice = change.text
@@ -186,6 +195,7 @@ class Picture:
             while cell_len(last) > width - 2:
                 last = last.rpartition(" ")[0]
             lines = [*lines[: NOTE_LINES - 1], f"{last} …"]
+        self._printed += len(lines)
         self._console.print(Text("\n".join(lines), style=STYLES.get(change.event, "")), soft_wrap=True)
 
     def show(self, changes: Sequence[JobChange], view: JobView) -> None:
@@ -193,12 +203,23 @@ class Picture:
         self._redraw_if_resized()
         for change in changes:
             self.show_change(change)
-        self._draw(Frame(view, hint=self._hint, notice=self._notice))
+        frame = Frame(view, hint=self._hint, notice=self._notice, events=self._scrolled_away())
+        self._draw(frame)
+        self._frame_lines = frame.lines
+
+    def _scrolled_away(self) -> list[JobChange]:
+        """Return the newest changes that the output of ranks has moved off the screen."""
+        size = self._console.size
+        room = size.height - self._frame_lines
+        newest = list(self._changes)[-max_events(size.height) :]
+        return [change for change, before in newest if self._printed - before > room]
 
     def show_output(self, lines: Sequence[Line]) -> None:
         """Print the lines above the picture, in their own order."""
         if lines:
-            self._console.print(Text("\n".join(map(prefixed, lines))), soft_wrap=True)
+            text, width = [prefixed(line) for line in lines], self._console.size.width
+            self._printed += sum(max(1, -(-cell_len(line) // width)) for line in text)
+            self._console.print(Text("\n".join(text)), soft_wrap=True)
 
     def wait(self, text: str) -> None:
         """Draw what is waited for."""
@@ -230,7 +251,10 @@ class Picture:
         self._size = self._console.size
         self.close()
         self._console.clear()
-        for change in list(self._changes)[-max(1, self._size.height // 4) :]:
+        kept = [change for change, _ in list(self._changes)[-max(1, self._size.height // 4) :]]
+        self._changes.clear()
+        for change in kept:
+            self._changes.append((change, self._printed))
             self._print(change)
 
 
@@ -252,200 +276,3 @@ def _echo_off() -> Callable[[], None]:
             termios.tcsetattr(number, termios.TCSANOW, before)
 
     return restore
-
-
-BLOCKS: Final = "▁▂▃▄▅▆▇█"
-WIDE: Final = 100
-"""Columns from which there is room for the loss curve."""
-MAX_INCIDENTS: Final = 8
-OTHER_LINES: Final = 9
-"""Lines of the frame without incidents, and an empty one."""
-INCIDENT_SHARE: Final = 5
-"""One in so many lines of the terminal may show incidents, and one more: the changes need the most."""
-REASON_LINES: Final = 2
-"""Lines that the reason of a state may take."""
-UNREMARKABLE: Final = frozenset({"RUNNING", "COMPLETED"})
-"""States that need no reason."""
-CLOSING: Final = "the job has ended; its controller ends the remaining processes and completes the history"
-MAX_NODES: Final = 16
-"""Nodes that are named at most."""
-SEPARATOR: Final = " · "
-"""Between the parts of the hint."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """A column of the table of incidents."""
-
-    name: str
-    min_width: int
-    right: bool = False
-    rank: int = 0
-    """Columns of a higher rank are left out first; 0: always shown."""
-
-
-COLUMNS: Final = (
-    Column(name="#", min_width=2, right=True),
-    Column(name="after", min_width=8, right=True, rank=3),
-    Column(name="fault", min_width=12),
-    Column(name="on", min_width=10, rank=1),
-    Column(name="action", min_width=10),
-    Column(name="down", min_width=8, right=True),
-    Column(name="lost", min_width=4, right=True, rank=2),
-)
-
-
-def sparkline(values: Sequence[float | None], width: int) -> str:
-    """Draw *values* as a row of blocks, newest right; a dot for each that is not a finite number."""
-    shown = values[-width:]
-    numbers = [value for value in shown if value is not None and math.isfinite(value)]
-    if not numbers:
-        return ""
-    low, high = min(numbers), max(numbers)
-    size = (high - low) or 1.0
-    return "".join(BLOCKS[min(7, int((value - low) / size * 8))] if value is not None and math.isfinite(value) else "·" for value in shown)
-
-
-class Frame:
-    """The picture of one `JobView`, sized when it is drawn."""
-
-    def __init__(self, view: JobView, *, hint: str, notice: str = "") -> None:
-        self._view, self._hint, self._notice = view, hint, notice
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width, height = options.max_width, console.size.height
-        yield self._panel(width)
-        room = min(MAX_INCIDENTS, height // INCIDENT_SHARE + 1, height - OTHER_LINES)
-        if self._view.incidents and room > 0:
-            yield _incidents(self._view, room, width)
-        for line in footer(self._notice, CLOSING if self._view.ended else self._hint, width):
-            yield Text(line, style="yellow" if self._notice else "dim", no_wrap=True)
-
-    def _panel(self, width: int) -> RenderableType:
-        view = self._view
-        colour = colour_of(view.state)
-        seconds = int(view.elapsed)
-        elapsed = f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"  # in a unit that does not change while it is watched
-        title = Text.assemble((visible(view.job.name), "bold"), "  ", (view.state, f"bold {colour}"), "  ", elapsed)
-        inside = max(1, width - 4)
-        body: list[RenderableType] = [self._bar(inside), *self._numbers(inside), _members(view, inside)]
-        if view.reason and view.state not in UNREMARKABLE:
-            body += [_line(line, "dim") for line in _first_lines(f"because {view.reason}", inside, REASON_LINES)]
-        return Panel(Group(*body), title=title, title_align="left", border_style=colour, width=width)
-
-    def _bar(self, width: int) -> RenderableType:
-        view = self._view
-        step, until = (view.step.step if view.step else 0), view.until
-        label = f"step {view.progress}"
-        if not until or not view.step:
-            return _line(label if view.step else view.no_steps or "no step yet", "bold")
-        share = f"{min(1.0, step / until):.1%}"
-        grid = Table.grid(padding=(0, 1), expand=True)
-        grid.add_column(no_wrap=True)
-        grid.add_column(ratio=1)
-        grid.add_column(no_wrap=True, justify="right")
-        bar = ProgressBar(total=until, completed=min(step, until), width=max(4, width - len(label) - len(share) - 2))
-        grid.add_row(Text(label, style="bold"), bar, share)
-        return grid
-
-    def _numbers(self, width: int) -> list[Text]:
-        """Return the measured numbers, on as many lines as that takes: a cut number is worthless."""
-        lines = [""]
-        for part in self._measured():
-            longer = f"{lines[-1]}   {part}" if lines[-1] else part
-            if lines[-1] and cell_len(longer) > width:
-                lines.append(part)
-            else:
-                lines[-1] = longer
-        found = [_line(line) if cell_len(line) > width else Text(line, no_wrap=True) for line in lines]
-        losses = [step.loss for step in self._view.steps]
-        room = width - len(found[-1]) - 3
-        if width + 4 >= WIDE and room > 8 and (curve := sparkline(losses, min(32, room))):  # noqa: PLR2004 (a shorter curve shows nothing)
-            found[-1].append("   ").append(curve, style="cyan")
-        return found
-
-    def _measured(self) -> Iterator[str]:
-        view = self._view
-        facts = {"loss": view.loss, "": view.speed, "ETA": duration(view.eta)}
-        yield from (f"{name} {fact}".strip() for name, fact in facts.items() if fact != NOTHING)
-        if saved := view.checkpoint:
-            yield f"saved {count(saved.step)}, {duration(max(0.0, view.at - saved.at))} ago"
-        memory = view.snapshots
-        if memory is not None and memory.step is not None and not view.ended:
-            yield f"in memory {count(memory.step)}, {plural(memory.age_steps or 0, 'step')} old"
-
-
-def footer(notice: str, hint: str, width: int) -> list[str]:
-    """Return the lines below the panel: the whole notice, or as much of the hint as fits."""
-    if notice:
-        return wrapped(" ".join(visible(notice).split()), width)
-    parts = visible(hint).split(SEPARATOR)
-    while len(parts) > 1 and cell_len(SEPARATOR.join(parts)) > width:
-        parts.pop()
-    return _first_lines(SEPARATOR.join(parts), width, 1)
-
-
-def _first_lines(text: str, width: int, most: int) -> list[str]:
-    """Return the first lines of *text*, cut between two words where there are more than *most*."""
-    lines = wrapped(" ".join(visible(text).split()), width)
-    if len(lines) <= most:
-        return lines
-    last = lines[most - 1]
-    while " " in last and cell_len(last) > width - 2:
-        last = last.rpartition(" ")[0]
-    return [*lines[: most - 1], f"{last} …"]
-
-
-def _members(view: JobView, width: int) -> Text:
-    """Return which node has which ranks: as many nodes by name as fit on the line."""
-    if view.generation is None:
-        return _line("no workers yet")
-    size = rank_count(view.generation.world_size, view.generation.facts)
-    for most in range(min(len(view.members), MAX_NODES), -1, -1):
-        where = ranks_by_node(view.members, most) if most else plural(len(view.members), "node")
-        line = f"generation {view.generation.number}: {size} on {where}"
-        if cell_len(line) <= width:
-            break
-    return _line(line)
-
-
-def _incidents(view: JobView, room: int, width: int) -> Table:
-    """Return the table of the newest incidents; where the terminal is narrow, columns of a high rank are left out."""
-    table = Table(box=None, padding=(0, 1), show_edge=False, header_style="dim")
-    newest = list(view.incidents)[-(room - 1) :] if room > 1 else []
-    rows = [(one, _cells(one, view)) for one in newest]
-    shown = list(COLUMNS)
-    for column in sorted((one for one in COLUMNS if one.rank), key=lambda one: -one.rank):
-        if sum(2 + max([one.min_width, *(cell_len(cells[one.name]) for _, cells in rows)]) for one in shown) > width:
-            shown.remove(column)
-    for column in shown:
-        table.add_column(
-            column.name,
-            no_wrap=True,
-            overflow="ellipsis",
-            ratio=None if column.right else 3,
-            min_width=column.min_width,
-            justify="right" if column.right else "left",
-        )
-    for one, cells in rows:
-        table.add_row(*(cells[column.name] for column in shown), style="" if one.closed_at is not None else "yellow")
-    if hidden := len(view.incidents) - len(newest):
-        table.caption, table.caption_justify = f"and {hidden} before", "left"
-    return table
-
-
-def _cells(one: Incident, view: JobView) -> dict[str, str]:
-    down = one.downtime_s if one.closed_at is not None else max(0.0, view.at - one.fault_at)
-    return {
-        "#": str(one.number),
-        "after": duration(max(0.0, one.fault_at - view.job.at)),
-        "fault": visible(one.kind),
-        "on": visible(one.target),
-        "action": visible(one.action or NOTHING),
-        "down": duration(down),
-        "lost": NOTHING if one.steps_lost is None else str(one.steps_lost),
-    }
-
-
-def _line(text: str, style: str = "") -> Text:
-    return Text(" ".join(visible(text).split()), style=style, no_wrap=True, overflow="ellipsis")

@@ -68,6 +68,8 @@ class Job(SQLModel, table=True):
     cluster: dict[str, Any] = _json()
     directory: str
     at: float
+    provenance: dict[str, Any] | None = _maybe_json()
+    """What it was submitted with, by name: versions, git commit (`holdfast.control.supervisor.provenance`)."""
 
 
 class Lease(SQLModel, table=True):
@@ -138,7 +140,8 @@ class Generation(SQLModel, table=True):
     ended_at: float | None = None
     reason: str = ""
     facts: dict[str, Any] | None = _maybe_json()
-    """What a controller needs to reattach: since when each process has its rank, the store, the roles of the job."""
+    """What a controller needs to reattach: since when each process has its rank, the store, the roles of the job. For those who watch the
+    job: ``spare_nodes`` by name, ``hot_spares`` that are ready by node, ``isolated`` nodes with the reason; none before the first report."""
 
 
 class NodeStatusChange(SQLModel, table=True):

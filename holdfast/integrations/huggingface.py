@@ -28,11 +28,20 @@ _PARTS: Final = (
 
 
 class HoldfastCallback(TrainerCallback):
-    """Saves and restores the state of a Trainer's training: ``HoldfastCallback(trainer)``, then ``trainer.train()``.
+    """Save and restore the complete state of a Hugging Face ``Trainer``, so that training after a fault is bit-identical.
 
-    Model, optimizer, scheduler, random generators, position in the data and the Trainer's own state are saved and restored together by
-    `holdfast.session`, whose arguments `checkpoint_dir`, `save_every` and `keep` can be given here. A step ends after the Trainer has
-    logged, evaluated and saved what was due with it.
+    Create it before training: ``HoldfastCallback(trainer)``, then ``trainer.train()``. It saves and restores model, optimizer, scheduler,
+    random generators, position in the data and the Trainer's own state, with a `holdfast.session`. A step ends after the Trainer has
+    logged, evaluated and saved what is due.
+
+    Args:
+        trainer: Trainer of transformers 5, whose ranks each hold the whole model. The callback adds itself to it.
+        options: ``checkpoint_dir``, ``save_every`` and ``keep``, as for `holdfast.session`.
+
+    Raises:
+        TypeError: The Trainer is not one of transformers 5.
+        ValueError: The Trainer uses FSDP or DeepSpeed.
+        RuntimeError: ``holdfast.join()`` was called: a Trainer cannot repeat a step, so managed groups are not possible.
     """
 
     def __init__(self, trainer: Trainer, **options: Any) -> None:

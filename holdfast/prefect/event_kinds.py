@@ -1,4 +1,4 @@
-"""Table of the events that Holdfast sends to the Prefect server: names, resources and fields. docs/events.md is generated from it.
+"""Table of the events that Holdfast sends to the Prefect server: names, resources and fields. It generates docs/reference/events.md.
 
 `holdfast.prefect_client.events` sends them and rejects what the table does not list.
 """

@@ -8,7 +8,7 @@ from typing import Any, Final
 from holdfast.accounting.bill import MIN_SAMPLES, Bill, Mean
 from holdfast.accounting.ledger import MEANING, ROLLBACK, UNFINISHED, UNRECORDED, TimeCategory
 from holdfast.accounting.losses import UNTIL_STARTED, UNTIL_STEP, FailureCosts
-from holdfast.report.phases import kind_of
+from holdfast.report.phases import kind_of, label_of
 from holdfast.report.wording import NOTHING, duration, moment, plural, share
 
 Table = tuple[tuple[str, ...], list[list[str]]]
@@ -126,7 +126,7 @@ def categories(bill: Bill) -> Table:
 def phases(bill: Bill) -> Table:
     """Return the lost time by phase."""
     lost = bill.hours(TimeCategory.LOST)
-    rows = [[phase, hours(spent), _part(spent, lost), phase_meaning(phase)] for phase, spent in bill.phases.items()]
+    rows = [[label_of(phase), hours(spent), _part(spent, lost), phase_meaning(phase)] for phase, spent in bill.phases.items()]
     return ("PHASE", "TIME", "OF LOST", "MEANING"), rows
 
 
@@ -142,7 +142,7 @@ def kinds(bill: Bill) -> Table:
     rows = []
     for one in bill.losses:
         capacity = [hours(one.lost_capacity) if one.lost_capacity else NOTHING] if bill.lost_capacity else []
-        most = ", ".join(list(one.phases)[:3]) or NOTHING
+        most = ", ".join(map(label_of, list(one.phases)[:3])) or NOTHING
         rows.append([one.kind, str(one.incidents), hours(one.hours), _part(one.hours, lost), *capacity, most])
     return tuple(head), rows
 

@@ -11,21 +11,9 @@ from typing import Final
 from holdfast.history.models import DecisionRecord, FaultRecord, Incident, IncidentDiagnosis, Phase
 from holdfast.report import incident_text, wording
 from holdfast.report.case import IncidentCase, evidence_of, hypotheses_of
-from holdfast.report.phases import parts
+from holdfast.report.phases import SUM, parts
 
 NONE: Final[Mapping[str, str]] = MappingProxyType({})
-ACTS: Final = {
-    "drop": "nodes removed",
-    "add": "nodes added",
-    "need": "nodes needed",
-    "seats": "ranks replaced",
-    "vacate": "ranks left out",
-    "rotate": "ranks change nodes",
-    "before": "goes on from before step",
-    "skip": "batches left out, by step",
-}
-"""Field of a decision to its label."""
-
 LONGEST: Final = 4000
 """Characters of one piece of evidence; the history has all of it."""
 _SPECIAL: Final = re.compile(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)|^(?:[-+#=](?=[-+#=\s])|[-+#=]$)|(?<=^\d)[.)]|(?<=^\d\d)[.)]")
@@ -99,7 +87,7 @@ def _time(phases: Sequence[Phase]) -> Iterator[str]:
     found = parts(phases)
     rows = [
         (
-            plain(part.kind.label or part.label) + (f" ({part.kind.term})" if part.kind.term else ""),
+            plain(part.label),
             wording.duration(part.seconds),
             wording.share(part.share),
             part.kind.meaning,
@@ -108,10 +96,7 @@ def _time(phases: Sequence[Phase]) -> Iterator[str]:
     ]
     rows.append(("**total (T)**", f"**{wording.duration(sum(part.seconds for part in found))}**", "", ""))
     yield table(("Phase", "Time", "Share", "What happens in it"), rows, right=(1, 2))
-    yield (
-        "T0 is rollback, T1 reschedule, T2 communication, T3 load, T4 warm-up and compile. Training is stopped in all phases "
-        "except rollback, which is work done a second time."
-    )
+    yield (f"T = {SUM}, the terms of recovery time. Training is stopped in all phases except rollback, which is work done a second time.")
 
 
 def _inside(incident: Incident) -> Iterator[str]:
@@ -173,8 +158,7 @@ def _decided(decisions: Sequence[DecisionRecord]) -> Iterator[str]:
     """Yield the decisions in order, each with its reason; the rules that did not apply are folded."""
     for decision in decisions:
         yield f"**{plain(decision.action)}**: {plain(decision.reason)}"
-        act = {ACTS.get(name, name): value for name, value in wording.act(decision.act).items()}
-        short = [f"- {plain(piece.name)}: {plain(piece.text)}" for piece in evidence_of(act, longest=LONGEST)]
+        short = [f"- {plain(piece.name)}: {plain(piece.text)}" for piece in evidence_of(wording.act(decision.act), longest=LONGEST)]
         if short:
             yield "\n".join(short)
         if decision.passed_over:

@@ -35,12 +35,12 @@ def newest(row: Snapshots, fault: FaultRecord | None, spec: Mapping[str, Any], n
 
 def _replicas(row: Snapshots, fault: FaultRecord | None, spec: Mapping[str, Any]) -> str:
     if row.replica_step is not None:
-        return "also on another node" if row.replica_step == row.step else f"on another node up to step {count(row.replica_step)}"
+        return "replica of the same step" if row.replica_step == row.step else f"replica of step {count(row.replica_step)}"
     if _memory_spec(spec).get("replicas") == 0:
-        return "on no other node (`checkpoint.memory.replicas` is 0)"
+        return "no replica (`checkpoint.memory.replicas` is 0)"
     if fault is not None and fault.kind in NO_REPLICAS and fault.generation == row.generation:
-        return f"on no other node: {_quoted(fault)}"
-    return "on no other node yet"
+        return f"no replica: {_quoted(fault)}"
+    return "no replica yet"
 
 
 def overhead(rows: Sequence[Snapshots]) -> str:

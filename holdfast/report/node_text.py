@@ -18,8 +18,6 @@ from policies.burn_in import BurnInOutcome, explain_still_isolated, figures_of, 
 from policies.node_health import HealthAssessment, HealthChange, worst_first
 from policies.node_states import NodeState
 
-HEALTH: Final = {"ok": "healthy", "unhealthy": "unhealthy"}
-"""What the table calls the health that the history calls otherwise."""
 CELL: Final = 38
 """Characters of an observation in one row: the UI does not wrap cells."""
 LINES: Final = 4
@@ -35,13 +33,13 @@ _ORDER: Final = (CheckMark.FAILED, CheckMark.SKIPPED, CheckMark.PASSED)
 
 def summary(checkup: Checkup) -> str:
     """Return the last sweep in one line: how many nodes, how long it took, and their health."""
-    counted = ", ".join(f"{count} {HEALTH.get(name, name)}" for name, count in checkup.counts().items())
+    counted = ", ".join(f"{count} {name}" for name, count in checkup.counts().items())
     return f"{plural(len(checkup.assessments), 'node')} in {checkup.seconds:.1f} s: {counted}"
 
 
 def rows(assessment: HealthAssessment) -> list[dict[str, str]]:
     """Return a node's rows: one per finding, the worst first; text longer than a cell continues in the row below."""
-    health = HEALTH.get(assessment.status, assessment.status)
+    health = assessment.status
     since = datetime.fromtimestamp(assessment.since, tz=UTC).strftime("%m-%d %H:%M")
     found = [("", assessment.reason)] if assessment.reason else []
     found += [(one.kind, one.quote) for one in worst_first(assessment.findings)]
@@ -57,7 +55,7 @@ def changes_in_short(changes: Sequence[HealthChange]) -> str:
     """Return what changed about some nodes, without the evidence, which is in the table."""
     named = []
     for change in changes[:MOST_NAMED]:
-        before, after = (HEALTH.get(name, name) for name in (change.before or "new", change.after))
+        before, after = change.before or "new", change.after
         kinds = ", ".join(dict.fromkeys(one.kind for one in change.new))
         named.append(f"{change.node}: {f'{before} -> {after}' if before != after else after}" + (f" ({kinds})" if kinds else ""))
     more = f"; and {len(changes) - MOST_NAMED} more" if len(changes) > MOST_NAMED else ""

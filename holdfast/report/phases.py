@@ -12,12 +12,18 @@ from holdfast.history.models import Phase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseKind:
-    """A kind of phase: its recorded *name*, its *term*, what happens in it, and the *label* that readers know it by."""
+    """A kind of phase: its recorded *name*, its *term* in T = T0 + T1 + T2 + T3 + T4, what happens in it, and what it is called."""
 
     name: str
     term: str
     meaning: str
-    label: str = ""
+    called: str = ""
+    """What readers know it by, if that is not its name."""
+
+    @property
+    def label(self) -> str:
+        """Return what every view calls it: ``T4 warm-up and compile``."""
+        return f"{self.term} {self.called or self.name}".strip()
 
 
 KINDS: Final = (
@@ -29,11 +35,13 @@ KINDS: Final = (
     PhaseKind(name="reschedule", term="T1", meaning="place and start ranks, or activate hot spares"),
     PhaseKind(name="communication", term="T2", meaning="form the process groups"),
     PhaseKind(name="load", term="T3", meaning="load the state"),
-    PhaseKind(name="warm-up", term="T4", meaning="compile and run the first step", label="warm-up and compile"),
+    PhaseKind(name="warm-up", term="T4", meaning="compile and run the first step", called="warm-up and compile"),
     PhaseKind(name="rollback", term="T0", meaning="steps that are computed a second time"),
 )
 OTHER: Final = PhaseKind(name="other", term="", meaning="a phase that this version does not know")
 ROLLBACK: Final = "rollback"
+SUM: Final = " + ".join(sorted(kind.term for kind in KINDS if kind.term))
+"""The terms of recovery time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +60,12 @@ def kind_of(name: str) -> PhaseKind:
     return next((kind for kind in KINDS if _letters(kind.name) == plain), OTHER)
 
 
+def label_of(name: str) -> str:
+    """Return what every view calls the phase *name*; an unknown one keeps its name."""
+    kind = kind_of(name)
+    return name if kind is OTHER else kind.label
+
+
 def _letters(name: str) -> str:
     return re.sub(r"[^a-z]", "", name)
 
@@ -63,6 +77,5 @@ def parts(phases: Sequence[Phase]) -> tuple[PhasePart, ...]:
     found = []
     for phase in ordered:
         kind, seconds = kind_of(phase.name), max(0.0, phase.seconds)
-        label = phase.name if kind is OTHER else kind.name
-        found.append(PhasePart(kind=kind, label=label, seconds=seconds, share=seconds / total))
+        found.append(PhasePart(kind=kind, label=label_of(phase.name), seconds=seconds, share=seconds / total))
     return tuple(found)

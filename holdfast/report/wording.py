@@ -21,8 +21,23 @@ _BYTES: Final = 1000
 _KEPT_CONTROLS: Final = "\n\t"
 _PHASES: Final = {"meet": "rendezvous", "step": "finish the step", "groups": "build groups", "load": "transfer state"}
 """What a rank does to enter a new generation."""
+_SHORTEST: Final = 0.0005
+"""Seconds; a shorter part of a recovery is not worth a word."""
 _FORMAT_KEPT: Final = "\u200d"
 """The joiner of emoji is the only format character that cannot mislead a reader."""
+
+
+ACTS: Final = {
+    "drop": "nodes removed",
+    "add": "nodes added",
+    "need": "nodes needed",
+    "seats": "ranks replaced",
+    "vacate": "ranks left out",
+    "rotate": "ranks change nodes",
+    "before": "goes on from before step",
+    "skip": "batches left out, by step",
+}
+"""Field of a decision to its label."""
 
 
 def duration(seconds: float | None) -> str:
@@ -128,13 +143,13 @@ def ranks(numbers: Iterable[int]) -> str:
 
 
 def act(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a decision that have a value; replaced ranks as text."""
+    """Return the fields of a decision that have a value, by their labels; replaced ranks as text."""
     shown = {name: value for name, value in fields.items() if value}
     if "seats" in shown:
         shown["seats"] = [seat(one) for one in shown["seats"]]
     if "noted" in shown:
         shown["noted"] = list(shown["noted"].values())
-    return shown
+    return {ACTS.get(name, name): value for name, value in shown.items()}
 
 
 def seat(fields: Mapping[str, Any]) -> str:
@@ -192,14 +207,12 @@ def recovery_details(facts: Mapping[str, Any] | None) -> list[str]:
     elif facts.get("source") == "checkpoint":
         sentences.append("no surviving rank had the state: all resumed from a checkpoint")
     sentences += context
-    phases = {name: seconds for name, seconds in (facts.get("seconds") or {}).items() if seconds}
+    phases = {name: seconds for name, seconds in (facts.get("seconds") or {}).items() if seconds >= _SHORTEST}
     if phases:
         times = ", ".join(f"{duration(seconds)} to {_PHASES.get(name, name)}" for name, seconds in phases.items())
         sentences.append(f"the slowest rank took {times}")
     for rank, one in (facts.get("coverage") or {}).items():
-        new = one.get("first_met") or []
-        first = f"; new after the activation: {', '.join(map(str, new))}" if new else ""
-        sentences.append(f"rank {rank}: the warm-up had covered {one.get('foreseen')} of {one.get('calls')} calls of the first step{first}")
+        sentences.append(f"rank {rank}: the warm-up had covered {one.get('foreseen')} of {one.get('calls')} calls of the first step")
     return sentences
 
 

@@ -135,7 +135,7 @@ class AgentLink:
         self._send({"t": "flush", "python": sys.executable})
 
     def report(self, message: str, **facts: object) -> None:
-        """Send a message about managed groups; docs/architecture.md lists them."""
+        """Send a message about managed groups; docs/reference/protocol.md lists them."""
         self._send({"t": message, **facts})
 
     def may_commit(self, step: int, seconds: float = ANSWER_SECONDS, *, generation: int | None = None) -> AgentAnswer:

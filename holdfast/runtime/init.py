@@ -26,11 +26,14 @@ _log: Final = logging.getLogger("holdfast.runtime")
 
 
 def join() -> None:
-    """Join the other ranks, in process groups that survive the loss of a rank.
+    """Create the default process group as a managed group: one that survives the loss of a rank.
 
-    Every group created after this call, by any code, can be recovered: DDP's, FSDP2's, those of a `DeviceMesh`. Without an agent
-    of Holdfast (a run under ``torchrun``), or with an NCCL that may hang when it is aborted, the groups are torch's own; with one rank
-    there are none. Raise ``RuntimeError`` when the default group is initialised already.
+    Call it in place of ``torch.distributed.init_process_group()``. All groups that are created later, by any code, are managed too: those
+    of DDP, FSDP2 and a ``DeviceMesh``. Under ``torchrun``, or with an NCCL that can hang when it is aborted, it creates PyTorch's own
+    groups. With one rank it creates none.
+
+    Raises:
+        RuntimeError: The default process group exists already.
     """
     if dist.is_initialized():
         raise RuntimeError("holdfast.join() replaces torch.distributed.init_process_group(), which has been called already")

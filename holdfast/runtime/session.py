@@ -64,17 +64,32 @@ _log = logging.getLogger("holdfast.runtime")
 
 
 class Step:
-    """One step of training, from when it is handed out until `end`."""
+    """One step of training. `Session.steps` yields it; `end` ends it."""
 
     def __init__(self, session: Session, number: int) -> None:
-        self.number = number
-        """Counted from 1 over the whole job; after its end this many steps are done."""
-        self.skip = session._invalidated.skipped_before(number)  # noqa: SLF001 (as below)
-        """Steps whose batches are to be skipped first, because of an invalid loss: a `Loader` does so, other data is up to the script."""
+        self.number: int = number
+        """Number of the step, counted from 1 over the whole job."""
+        self.skip: int = session._invalidated.skipped_before(number)  # noqa: SLF001 (as below)
+        """Number of steps whose batches must be skipped before this step, because their loss was not finite.
+
+        A `Loader` skips them. A script with other data must skip them itself.
+        """
         self._session, self._start, self.ended = session, time.perf_counter(), False
 
     def end(self, loss: Tensor | float | None = None) -> None:
-        """Commit the step with its *loss* (a number or a tensor of one element); save a checkpoint when it is due."""
+        """End the step: report it with its loss, and save a checkpoint when one is due.
+
+        Call it once, after ``optimizer.step()``, on every rank.
+
+        Args:
+            loss: Loss of the step: a number, or a tensor with one element, of any shape. A tensor on a GPU is copied to the host, which
+                waits for the step. None reports no loss, and the checks of the loss are skipped.
+
+        Raises:
+            RuntimeError: The step has ended already.
+            TypeError: The loss is neither a number nor a tensor with one element.
+            SystemExit: The process received SIGTERM and the step is saved; with managed groups this happens on all ranks together.
+        """
         if self.ended:
             raise RuntimeError(f"step {self.number} has ended already: call step.end() once, at the end of the step")
         number = _number(loss)
@@ -83,7 +98,11 @@ class Step:
 
 
 class Session(AbstractContextManager["Session"]):
-    """Training that is monitored, saved and resumed: created by `session`, entered with ``with``."""
+    """Training that Holdfast monitors, saves and resumes.
+
+    `session` creates it. Entering the ``with`` block joins the other ranks and restores the newest complete state; leaving it without an
+    exception saves the last step.
+    """
 
     def __init__(self, training: Training, settings: CheckpointSettings | None, *, any_rank: bool = False) -> None:
         self._training, self._settings = training, settings
@@ -111,15 +130,17 @@ class Session(AbstractContextManager["Session"]):
         """Whether this rank resumes from a replica of its snapshot."""
         self._lineage = 0
         """The generation that last went back to an earlier step."""
-        self.step = 0
-        """The last committed step; 0 before the first."""
+        self.step: int = 0
+        """Number of the last step that ended; 0 before the first."""
         self.loss: float | None = None
-        """The loss committed with it."""
+        """Loss of that step, as given to `Step.end`."""
         self.saved: int | None = None
-        """The last step with a complete checkpoint, as far as this run knows; of one written alongside training it learns with the next."""
+        """Last step with a complete checkpoint, as far as this process knows. It learns of a checkpoint that is written while training
+        continues when the next one is due."""
         self.resumed_from: Path | None = None
-        """The checkpoint from which this run resumed."""
-        self.extra = training.extra
+        """Folder of the checkpoint from which this run resumed; None if it started from step 0 or from in-memory snapshots."""
+        self.extra: MutableMapping[str, Any] = training.extra
+        """The mapping given as ``extra``, with restored values after a resume."""
 
     def __enter__(self) -> Self:
         """Announce this worker, join the other ranks, and restore the newest complete state."""
@@ -166,12 +187,12 @@ class Session(AbstractContextManager["Session"]):
 
     @property
     def rank(self) -> int:
-        """This process's rank now; a hot spare that has taken a rank has another one than when the script began."""
+        """Global rank of this process now. It changes when a hot spare takes a rank: read it when you need it, do not store it."""
         return World.current().rank
 
     @property
     def group(self) -> dist.ProcessGroup | None:
-        """The group of all ranks, for wrappers that need one."""
+        """Default process group, for wrappers such as DDP that take one; None with a single rank."""
         return dist.group.WORLD
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -189,9 +210,19 @@ class Session(AbstractContextManager["Session"]):
             atexit.register(_destroy_group)
 
     def steps(self, until: int | None = None) -> Iterator[Step]:
-        """Yield the steps from the first one not yet done up to *until* (default: without end).
+        """Yield the steps that remain, beginning after the last one that ended.
 
-        Raise ``RuntimeError`` outside of the session's ``with`` block, or when a step was not ended.
+        With managed groups, a step in which a rank is lost is yielded again.
+
+        Args:
+            until: Total number of steps of the job; None: no end.
+
+        Yields:
+            The step to compute now. Call its `end` before the next one.
+
+        Raises:
+            RuntimeError: The session was not entered with ``with``, or a step was not ended.
+            ValueError: ``until`` is negative.
         """
         if self._world is None:
             raise RuntimeError("the session has not begun: use `with holdfast.session(...) as session:` around the loop")
@@ -281,20 +312,28 @@ class Session(AbstractContextManager["Session"]):
     def micro_batches(
         self, *, group: dist.ProcessGroup | None = None, max_samples: int | None = None, equal_size: bool = False
     ) -> Iterator[MicroBatch]:
-        """Yield what this rank computes of the next step's batch, drawn from the session's `Loader`: usually one micro-batch.
+        """Yield this rank's part of the next step's batch, for elastic training: usually one micro-batch.
 
-        The batch of the `DataLoader` is that of a complete step, over all ranks. While the job runs with fewer ranks each computes more of
-        it, in several micro-batches. Gradients add up over them; DDP averages them over the ranks with the last one::
+        The batch size of the session's `Loader` is that of a complete step over all ranks. While the job runs with fewer ranks, each rank
+        computes a larger part, in several micro-batches, so that the step's batch and gradient stay the same. Gradients accumulate over
+        the micro-batches; DDP averages them over the ranks in the backward pass of the last one:
 
             for part in session.micro_batches():
                 loss = loss_of(model(part.batch)) * part.weight
                 loss.backward()
 
         Args:
-            group: the ranks that hold copies of the same parameters and divide the batch; default: all.
-            max_samples: maximum samples that a rank computes at once; default: its part of the batch when all ranks are there.
-            equal_size: every micro-batch has *max_samples* samples, for models built for one size, like a pipeline's stages; a rank without
-                enough samples computes some again with a weight of 0. *max_samples* should divide the batch.
+            group: Group of data-parallel replicas that divide the batch; None: all ranks.
+            max_samples: Maximum number of samples in a micro-batch; None: a rank's part of the batch at the job's full size.
+            equal_size: Give every micro-batch exactly ``max_samples`` samples, for models built for one size, such as pipeline stages. A
+                rank with too few samples repeats some with a weight of 0. ``max_samples`` should divide the batch size.
+
+        Yields:
+            The micro-batches of this rank; none at the end of the last epoch.
+
+        Raises:
+            TypeError: The session's ``data`` is not a `Loader`.
+            ValueError: The `Loader` cannot be divided: it has no batch size, or its order differs between ranks.
         """
         data = self._training.data
         if not isinstance(data, Loader):
@@ -321,11 +360,29 @@ class Session(AbstractContextManager["Session"]):
         return max(copies, copies * int(os.environ.get("HOLDFAST_WIDTH") or 0) // ranks)
 
     def section(self, name: str, limit: float | timedelta | None = None) -> AbstractContextManager[None]:
-        """Declare a long section: `holdfast.section`."""
+        """Declare a long section, as `holdfast.section` does.
+
+        Args:
+            name: Name of the section, for messages.
+            limit: Maximum duration in seconds, or a ``timedelta``; None: the job's ``timeouts.section``.
+
+        Returns:
+            The context manager of the section.
+
+        Raises:
+            ValueError: ``limit`` is not above 0.
+        """
         return section(name, limit)
 
     def stabilize_ddp(self, model: M) -> M:
-        """Return *model*, a new DDP module, with a fixed order of summation: needed for bit-identical losses after a restart."""
+        """Fix the order in which DDP sums gradients, so that losses after a restart are bit-identical.
+
+        Args:
+            model: A ``DistributedDataParallel`` module that has computed no step yet. Other modules are returned unchanged.
+
+        Returns:
+            The same module.
+        """
         return stabilize_ddp(model)
 
     def _end_step(self, number: int, loss: float | None, seconds: float) -> None:
@@ -564,20 +621,30 @@ def session(  # noqa: PLR0913 (each is one thing of the user's, all but the firs
     keep: int | None = None,
     any_rank: bool = False,
 ) -> Session:
-    """Monitor training: report steps to the agent if there is one, and save and resume if there is a checkpoint directory.
+    """Create the session of a training script: it reports steps to Holdfast, saves checkpoints, and resumes from them.
+
+    Under ``torchrun``, or alone, it reports nothing and saves only if ``checkpoint_dir`` is given.
 
     Args:
-        model: the module, wrapped by DDP or not; it is stored under the names of the unwrapped one.
-        optimizer: one, or several.
-        schedulers: one, or several; anything with ``state_dict`` and ``load_state_dict``.
-        data: a `Loader`, or anything else with ``state_dict`` and ``load_state_dict``; stored separately for each rank.
-        extra: more objects of that kind, or plain values, by name; the same on every rank. Plain values are put back into the mapping.
-        checkpoint_dir: default: ``HOLDFAST_CHECKPOINT_DIR``, which the agent sets; without either nothing is saved.
-        save_every: steps between checkpoints, 0 for none; default: ``HOLDFAST_SAVE_EVERY``, else 100.
-        keep: complete checkpoints to keep; default: ``HOLDFAST_KEEP``, else 2.
-        any_rank: the script reads ``session.rank`` whenever it needs its rank and stores nothing that depends on it (the
-            `DistributedSampler` of a `Loader` is taken care of): a hot spare can then take another rank of its role directly. Without this
-            promise it runs the script again from the start, in its warm process.
+        model: Module to train, wrapped (DDP) or not. Checkpoints use the parameter names of the unwrapped module.
+        optimizer: One optimizer, or a sequence.
+        schedulers: One learning rate scheduler, or a sequence: objects with ``state_dict`` and ``load_state_dict``.
+        data: A `Loader`, or another object with ``state_dict`` and ``load_state_dict``. Its state is saved for each rank.
+        extra: Other objects with ``state_dict`` and ``load_state_dict``, or plain values, by name; equal on all ranks. A resume writes
+            plain values back into the mapping.
+        checkpoint_dir: Folder of the checkpoints; None: the job's (``HOLDFAST_CHECKPOINT_DIR``), or no checkpoints outside of a job.
+        save_every: Steps between checkpoints; 0: none; None: the job's ``checkpoint.interval``, or 100 outside of a job.
+        keep: Number of complete checkpoints to keep; None: the job's ``checkpoint.keep``, or 2 outside of a job.
+        any_rank: Declare that the script reads `Session.rank` whenever it needs its rank, and stores nothing that depends on it; the
+            ``DistributedSampler`` of a `Loader` is handled. A hot spare then takes any rank of its role at once. Without it, a hot spare
+            that takes a different rank runs the script again from the start, in its warm process.
+
+    Returns:
+        The session. Enter it with ``with``.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: ``save_every`` or ``keep`` is not a whole number, or is too small.
     """
     training = Training(
         model=unwrapped(_instance("model", model, nn.Module)),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
     Discriminator,
     Field,
+    GetCoreSchemaHandler,
     SerializerFunctionWrapHandler,
     StrictInt,
     Tag,
@@ -19,7 +20,7 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from holdfast import paths
 from holdfast.secrets import is_secret_reference
@@ -332,13 +333,41 @@ def kind_of(value: Any) -> Any:  # noqa: ANN401 (whatever a user wrote)
     return value.get("kind", "local") if isinstance(value, dict) else getattr(value, "kind", "local")
 
 
-Cluster: TypeAlias = Annotated[
+_UNION: Final = Annotated[
     Annotated[LocalCluster, Tag("local")] | Annotated[SshCluster, Tag("ssh")] | Annotated[SlurmCluster, Tag("slurm")],
     Discriminator(kind_of),
 ]
-"""Every kind of cluster, distinguished by `kind`."""
 
-_ADAPTER: Final[TypeAdapter[LocalCluster | SshCluster | SlurmCluster]] = TypeAdapter(Cluster)
+if TYPE_CHECKING:
+    Cluster: TypeAlias = LocalCluster | SshCluster | SlurmCluster
+else:
+
+    class _AnyKind(type):
+        def __instancecheck__(cls, value: object) -> bool:
+            return isinstance(value, LocalCluster | SshCluster | SlurmCluster)
+
+    class Cluster(metaclass=_AnyKind):
+        """The type of every cluster, for annotations and ``isinstance``: a `LocalCluster`, an `SshCluster` or a `SlurmCluster`.
+
+        As the annotation of a pydantic field or a flow parameter, it selects the class by ``kind``. It cannot be created itself.
+
+        Raises:
+            TypeError: On a call: create one of the three classes.
+        """
+
+        def __new__(cls, *_: object, **fields: object) -> NoReturn:
+            """Refuse the call, and name the class to create."""
+            kind = KINDS.get(str(fields.get("kind", "")))
+            names = f"holdfast.{kind.__name__}" if kind else " or ".join(f"holdfast.{one.__name__}" for one in KINDS.values())
+            raise TypeError(f"holdfast.Cluster is the type of every cluster and cannot be created: create {names}")
+
+        @classmethod
+        def __get_pydantic_core_schema__(cls, _source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+            """Have pydantic validate a cluster of any kind."""
+            return handler.generate_schema(_UNION)
+
+
+_ADAPTER: Final[TypeAdapter[LocalCluster | SshCluster | SlurmCluster]] = TypeAdapter(_UNION)
 
 
 def cluster_of(fields: object) -> LocalCluster | SshCluster | SlurmCluster:

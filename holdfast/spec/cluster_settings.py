@@ -50,8 +50,8 @@ class Quarantine(SpecModel):
     window: PositiveDuration = duration_field("30d", description="How long a quarantine or a failed burn-in counts.")
     approval_timeout: Duration = duration_field(
         "30m",
-        description="How long programs wait for an approval (`holdfast node approve`, or the Prefect UI) before they isolate more than `max_unavailable` "
-        "of the cluster, or so many of a job's nodes that too few remain. Without an answer the cluster's nodes stay in "
+        description="How long programs wait for an approval (`holdfast node approve`, or the Prefect UI) before they isolate more than "
+        "`max_unavailable` of the cluster, or so many of a job's nodes that too few remain. Without an answer the cluster's nodes stay in "
         "service, and the job waits for nodes to replace its unhealthy ones; 0: no approval is requested.",
     )
 

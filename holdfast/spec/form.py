@@ -6,6 +6,7 @@ parameters with the JSON schemas here, so that most mistakes are refused before 
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from holdfast.errors import BadParameters, Problem
-from holdfast.spec.job import NAME, TrainingJob, is_policy_file
+from holdfast.spec.job import MODULE, NAME, TrainingJob, is_policy_file
 from holdfast.spec.problems import problems_in
 
 Schema = dict[str, Any]
@@ -112,6 +113,8 @@ def _program(line: str, args: str, workdir: str) -> Schema:
     if relative and not workdir:
         cure = "Write its absolute path, or set `workdir` to its folder"
         raise BadParameters((Problem(field="script", reason=f"{relative[0]} is a relative path, and there is no workdir", cure=cure),))
+    if words[:2] == ["python", "-m"] and len(words) > 2 and re.fullmatch(MODULE, words[2]):  # noqa: PLR2004 (python -m NAME)
+        return {"module": words[2], "args": [*words[3:], *more], "workdir": workdir or HOME}
     if words[0].endswith(".py"):
         folder = workdir or str(Path(words[0]).parent)
         return {"script": words[0], "args": [*words[1:], *more], "workdir": folder}

@@ -322,8 +322,8 @@ class TrainingJob(SpecModel):
     )
     nproc_per_node: NprocPerNode = Field(
         default=1,
-        description="Ranks (workers) on each node, as with torchrun: a number, `gpu` (one for each GPU), `cpu` (one for each CPU), or `auto` "
-        "(`gpu` if the node has GPUs, else `cpu`).",
+        description="Ranks (workers) on each node, as with torchrun: a number, `gpu` (one for each GPU), `cpu` (one for each CPU), or "
+        "`auto` (`gpu` if the node has GPUs, else `cpu`).",
         examples=[8, "auto"],
     )
     spare_nodes: StrictInt = Field(
@@ -331,8 +331,8 @@ class TrainingJob(SpecModel):
     )
     hot_spares: Annotated[Annotated[StrictInt, Field(ge=0)] | Literal["auto"], _number_or_auto("none", "hot spares")] = Field(
         default="auto",
-        description="Warm processes that replace lost ranks, placed on nodes with free slots first, then alongside workers; `auto`: as many "
-        "as the spare nodes have ranks, while there is room, if the script's groups can be repaired (`holdfast.join`), else none.",
+        description="Warm processes that replace lost ranks, placed on nodes with free slots first, then alongside workers; `auto`: as "
+        "many as the spare nodes have ranks, while there is room, if the script's groups can be repaired (`holdfast.join`), else none.",
     )
     node_labels: dict[NonEmptyText, NonEmptyText] = Field(
         default={},

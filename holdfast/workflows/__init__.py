@@ -2,7 +2,7 @@
 
     from holdfast.workflows import evaluate_checkpoint, probe_cluster, training_job, wait_for_capacity
 
-`training_job`, `cluster_health` and `node_repair` are flows, the others are tasks; `docs/workflows.md` shows how they fit together.
+`training_job`, `cluster_health` and `node_repair` are flows, the others are tasks; `docs/how-to/workflows.md` shows how they fit together.
 """
 
 from __future__ import annotations

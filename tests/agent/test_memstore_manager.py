@@ -14,6 +14,7 @@ from holdfast.cluster.local import LocalNodes
 from holdfast.memstore import shared_memory, store_folders
 from holdfast.process import kill, mark_of
 from tests.agent.rig import Flow, Node
+from tests.mentions import mentions
 from tests.waiting import wait_until
 
 MEMORY = {"address": "127.0.0.1", "limit": None}
@@ -152,7 +153,7 @@ def test_a_folder_of_another_user_is_not_used(new_node: Node, tmp_path: Path) ->
     with node.flow() as flow:
         flow.attach(0)
         assert flow.prepare(node, ["true"], memory=MEMORY)["memory"] is None
-        assert "accessible to other users" in flow.wait("memstore.unavailable")["why"]
+        assert mentions(flow.wait("memstore.unavailable")["why"], "other users")
     assert (precious / "file").exists()
 
 

@@ -14,6 +14,7 @@ import pytest
 from holdfast.process import children_of, is_alive, is_ending, state_of
 from holdfast.protocol import PROTOCOL, Message
 from tests.agent.rig import CLIENT, Flow, Node
+from tests.mentions import mentions
 from tests.waiting import wait_until
 
 GROUPED = (
@@ -168,7 +169,7 @@ def test_a_generation_that_is_abandoned_wakes_some_and_kills_others(team: Team) 
     assert team.abandon(1, kill=[1], lost=[1, 2])["notified"] == [0], "it may come again when more is lost"
     assert team.flow.exited(1)["ordered"] is True
     refused = team.flow.order("abandon", generation=2, lost=[], kill=[])
-    assert refused["why"] == "generation 2 is not the current one, that is 1"
+    assert mentions(refused["why"], "generation 2", 1)
 
 
 def test_kept_hot_spare_and_fresh_workers_make_the_next_generation(team: Team) -> None:
@@ -278,9 +279,9 @@ def test_a_worker_without_a_connection_cannot_be_kept(team: Team) -> None:
     team.flow.pid(1)
     assert team.abandon(1, kill=[1])["notified"] == []
     assert team.flow.exited(1)["ordered"] is True
-    assert "not connected to its agent" in team.regroup(2, kept(0))["why"]
+    assert mentions(team.regroup(2, kept(0))["why"], "not connected")
     refused = team.flow.order("forward", ranks=[0], hot_spares=[], message={})
-    assert "rank 0 cannot be reached" in refused["why"]
+    assert mentions(refused["why"], "rank 0")
 
 
 def test_messages_before_a_regroup_belong_to_the_old_generation(team: Team) -> None:
@@ -410,10 +411,10 @@ def test_a_hot_spare_may_register_a_child_as_its_successor(node: Node, flow: Flo
 def test_hot_spares_need_a_fork_server(node: Node, flow: Flow) -> None:
     """A cold start would take as long as a recovery without them."""
     refused = flow.order("start-hot-spares", hot_spares=[])
-    assert "no job was prepared" in refused["why"]
+    assert mentions(refused["why"], "prepared")
     flow.prepare(node, [sys.executable, node.script(GROUPED)])
     refused = flow.order("start-hot-spares", hot_spares=[{"id": 1, "environment": {}}])
-    assert "there is none on this node" in refused["why"]
+    assert mentions(refused["why"], "fork server")
     (node.work / "slow.py").write_text("import time; time.sleep(600)")
     flow.prepare(node, [node.script(GROUPED)], warm=True, preload=["slow"], environment={"PYTHONPATH": str(node.work)})
     flow.ok("start-hot-spares", hot_spares=[{"id": 1, "environment": places()}, {"id": 2, "environment": places()}])
@@ -422,7 +423,8 @@ def test_hot_spares_need_a_fork_server(node: Node, flow: Flow) -> None:
     (fork_server,) = [pid for pid in node.remains() if b"slow" in _command(pid)]
     os.kill(fork_server, signal.SIGKILL)
     gone = flow.wait("hot-spare.exited", id=1)
-    assert (gone["pid"], gone["ordered"], gone["why"]) == (None, False, "there is no fork server to fork it from")
+    assert (gone["pid"], gone["ordered"]) == (None, False)
+    assert mentions(gone["why"], "fork server")
 
 
 def _command(pid: int) -> bytes:
@@ -524,7 +526,7 @@ def test_a_message_is_passed_on_to_all_or_to_none(team: Team) -> None:
     team.stand_by(1)
     message = {"do": "forget", "generation": 2, "more": [1, {"x": None}]}
     refused = team.flow.order("forward", ranks=[0, 4], hot_spares=[1, 8], message=message)
-    assert refused["why"].startswith("rank 4, hot spare 8 cannot be reached")
+    assert mentions(refused["why"], "rank 4", "hot spare 8")
     team.flow.ok("forward", ranks=[0], hot_spares=[1], message=message)
     assert team.flow.wait("worker.coverage", rank=0)["heard"] == message
     assert team.flow.wait("hot-spare.coverage", id=1)["heard"] == message
@@ -553,7 +555,7 @@ def test_a_worker_that_does_not_read_blocks_nobody(team: Team) -> None:
         team.flow.ok("forward", ranks=[1], hot_spares=[], message=message)
     assert team.leave_to_commit(0)["ok"]
     refused = team.flow.order("forward", ranks=[1], hot_spares=[], message=message)
-    assert "rank 1 cannot be reached" in refused["why"]
+    assert mentions(refused["why"], "rank 1")
     assert team.abandon(1, kill=[1])["notified"] == [0]
     assert team.flow.exited(1)["ordered"] is True
 

@@ -9,6 +9,7 @@ import sys
 
 from holdfast.protocol import connect, encode
 from tests.agent.rig import CLIENT, ROOT, Flow, Node
+from tests.mentions import mentions
 from tests.waiting import wait_until
 
 ASK_IN_A_STOP = (
@@ -40,7 +41,8 @@ def test_a_checkpoint_interval_comes_with_the_leave_to_commit_in_its_generation_
     flow.start(1)
     flow.wait("worker.hello")
     refused = flow.order("checkpoint-interval", generation=2, steps=7)
-    assert (refused["ok"], refused["why"]) == (False, "generation 2 is not the current one, that is 1")
+    assert refused["ok"] is False
+    assert mentions(refused["why"], "generation 2", 1)
     assert flow.order("checkpoint-interval", generation=1, steps=0)["ok"] is False
     flow.ok("checkpoint-interval", generation=1, steps=7)
     (node.work / "go").touch()
@@ -60,7 +62,8 @@ def test_leave_to_commit_is_not_given_to_a_process_that_is_no_worker(node: Node,
         for message in ({"t": "hello", "protocol": 1, "rank": 0, "generation": 1}, {"t": "commit-request", "id": 4, "step": 1}):
             sock.sendall(encode(message))
         answer = json.loads(sock.makefile().readline())
-    assert answer == {"re": 4, "ok": False, "why": "this process is no worker of the current generation"}
+    assert (answer["re"], answer["ok"]) == (4, False)
+    assert mentions(answer["why"], "no worker")
 
 
 def test_a_script_in_a_child_of_the_command_counts_as_its_worker(node: Node, flow: Flow) -> None:
@@ -83,7 +86,7 @@ print(json.dumps(ask(step=2)), flush=True)
     wait_until(lambda: node.output().count("\n") > 2, seconds=60)
     before, after = map(json.loads, node.output().splitlines()[1:])
     assert (before["ok"], after["ok"]) == (True, False)
-    assert after["why"] == "this process is no worker of the current generation"
+    assert mentions(after["why"], "no worker")
     flow.stop(1)
 
 
@@ -163,11 +166,9 @@ time.sleep(600)
     flow.wait("mark", name="load")
     assert [event["event"] for event in flow.events] == ["worker.started", "worker.hello", "mark"]
     log = node.log.read_text()
-    assert (
-        "worker.bad-message sender=rank 0, generation 1 message=beat why=field 'step' must be a whole number of at least 0, but it is 'x'"
-        in log
-    )
-    assert "worker.unknown-message sender=rank 0, generation 1 message=dance" in log
+    bad = next(line for line in log.splitlines() if "worker.bad-message" in line and mentions(line, "message=beat"))
+    assert mentions(bad, "sender=rank 0, generation 1", "'step'", "'x'")
+    assert any(mentions(line, "worker.unknown-message", "sender=rank 0, generation 1", "message=dance") for line in log.splitlines())
 
 
 def test_snapshot_reports_go_to_the_controller_with_the_heartbeats(node: Node, flow: Flow) -> None:
@@ -211,11 +212,11 @@ def test_a_worker_of_another_protocol_is_reported_and_ignored(node: Node, flow: 
     code = 'say(t="hello", protocol=2)\nsay(t="beat", step=1, seconds=1)\nprint(json.dumps(ask(step=1)), flush=True)'
     flow.prepare(node, [sys.executable, node.script(CLIENT + code)])
     flow.start(1)
-    assert "it speaks protocol 2, this agent 1: install the same Holdfast for both" in flow.wait("worker.protocol-mismatch")["why"]
+    assert mentions(flow.wait("worker.protocol-mismatch")["why"], "protocol 2", "agent 1")
     end = flow.exited()
     assert (end["code"], end["step"]) == (0, None)
     answer = json.loads(node.output().splitlines()[-1])
-    assert (answer["ok"], "install the same Holdfast" in answer["why"]) == (False, True)
+    assert (answer["ok"], mentions(answer["why"], "protocol 2", "agent 1")) == (False, True)
 
 
 def test_heartbeats_report_steps_and_sections(node: Node, flow: Flow) -> None:

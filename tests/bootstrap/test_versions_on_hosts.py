@@ -25,6 +25,7 @@ from tests.bootstrap.wheels import newer
 from tests.hosts.fixture import rack_of
 from tests.hosts.host import Host
 from tests.hosts.rack import Rack
+from tests.mentions import mentions
 from tests.waiting import wait_until
 
 OTHER = PROTOCOL + 1
@@ -88,8 +89,7 @@ def test_hosts_without_holdfast_are_reported_once_with_the_cure(rack: Rack) -> N
         (reason,) = reasons(agents.unusable_nodes)
     finally:
         agents.close(end=False)
-    assert reason.startswith("n0, n1: there is no Holdfast in hf-never-set-up/env")
-    assert "`holdfast node bootstrap --cluster CLUSTER_FILE` installs" in reason
+    assert mentions(reason, "n0, n1", "hf-never-set-up/env", "holdfast node bootstrap --cluster CLUSTER_FILE")
 
 
 def test_a_controller_keeps_using_its_own_version_when_hosts_get_another(rack: Rack, cluster: SshCluster) -> None:

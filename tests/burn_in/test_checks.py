@@ -20,6 +20,7 @@ from holdfast.authenticated_listener import MAX_PENDING
 from holdfast.probe.burn_in.checks import clock as ticking
 from holdfast.probe.burn_in.checks import compute, disk, memory, traffic
 from holdfast.probe.burn_in.checks.core_pool import CoreEnded, judged
+from tests.mentions import mentions
 
 TOKEN = "0123456789abcdef" * 2
 
@@ -65,7 +66,8 @@ def test_a_crash_fails_and_a_kill_is_skipped() -> None:
     assert (told.mark, told.words) == (CheckMark.FAILED, "core 3: 7 is 8")
     assert judged("compute", {0: fine, 1: CoreEnded(-11)}, {}, fine="well", seconds=0.0).mark is CheckMark.FAILED
     killed = judged("compute", {0: fine, 1: CoreEnded(-9)}, {}, fine="well", seconds=0.0)
-    assert (killed.mark, killed.words) == (CheckMark.SKIPPED, "core 1: its process ended by SIGKILL")
+    assert killed.mark is CheckMark.SKIPPED
+    assert mentions(killed.words, "core 1", "SIGKILL")
     assert judged("compute", {0: fine}, {}, fine="well", seconds=0.0).mark is CheckMark.PASSED
 
 
@@ -148,7 +150,8 @@ def test_a_byte_that_changed_on_the_disk_is_found(written: disk.Written) -> None
         file.seek(disk.BLOCK + 77)
         file.write(bytes([byte ^ 1]))
     told = disk.verified(written, time.monotonic(), free=0)
-    assert (told.mark, told.words) == (CheckMark.FAILED, "block 1 of 3 has another checksum than when it was written")
+    assert told.mark is CheckMark.FAILED
+    assert mentions(told.words, "block 1 of 3", "checksum")
 
 
 def test_swapped_and_missing_blocks_are_found(written: disk.Written) -> None:
@@ -157,7 +160,7 @@ def test_swapped_and_missing_blocks_are_found(written: disk.Written) -> None:
     written.path.write_bytes(data[disk.BLOCK :] + data[: disk.BLOCK])
     assert "block 0 of 3" in disk.read_back(written)
     written.path.write_bytes(data[: 2 * disk.BLOCK + 5])
-    assert disk.read_back(written) == "block 2 of 3 ends after 5 bytes"
+    assert mentions(disk.read_back(written) or "", "block 2 of 3", "5 bytes")
 
 
 def test_a_disk_check_measures_speed_and_leaves_no_file(tmp_path: Path) -> None:
@@ -175,7 +178,7 @@ def test_a_missing_folder_is_no_fault_of_a_disk(tmp_path: Path) -> None:
     assert (told.mark, "No such file" in told.words) == (CheckMark.SKIPPED, True)
     full = disk.disk(str(tmp_path), 100, seconds=1)
     assert full.mark is CheckMark.FAILED
-    assert "are the minimum for a test" in full.words
+    assert mentions(full.words, "minimum")
 
 
 def test_even_clocks_pass() -> None:
@@ -187,7 +190,8 @@ def test_a_monotonic_clock_that_goes_back_is_found() -> None:
     """The message says by how much."""
     reads = iter([10.0, 10.1, 9.6])
     told = ticking.ticking(60.0, monotonic=lambda: next(reads))
-    assert (told.mark, told.words) == (CheckMark.FAILED, "its monotonic clock went back by 0.500000 s")
+    assert told.mark is CheckMark.FAILED
+    assert mentions(told.words, "monotonic clock", "0.500000 s")
 
 
 def test_a_clock_that_is_stepped_is_found() -> None:
@@ -196,7 +200,7 @@ def test_a_clock_that_is_stepped_is_found() -> None:
     reads = iter([start, start + 7.0])
     told = ticking.ticking(0.01, wall=lambda: next(reads))
     assert told.mark is CheckMark.FAILED
-    assert "its clock moved by +6.9" in told.words or "its clock moved by +7.0" in told.words
+    assert "+6.9" in told.words or "+7.0" in told.words
     assert "did not advance" in ticking.ticking(0.01, monotonic=lambda: 5.0).words
 
 
@@ -229,4 +233,5 @@ def test_a_network_check_without_a_client_is_skipped() -> None:
         with socket.create_connection(("127.0.0.1", port.get()), timeout=20) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n")
             told = serving.result()
-    assert (told.mark, told.words) == (CheckMark.SKIPPED, "no client sent the token in time")
+    assert told.mark is CheckMark.SKIPPED
+    assert mentions(told.words, "token")

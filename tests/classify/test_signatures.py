@@ -13,12 +13,13 @@ from detectors.logs import judge, see_line
 from detectors.signatures import SIGNATURES, BadSignature, check, load
 from detectors.signatures.loading import FILES, HERE
 from holdfast.classify.classifier import classify_text
+from tests.each import each
 
 IN_LOGS = sorted(name for name, entry in CATALOGUE.items() if isinstance(entry.unhealthy.evidence, LogLine))
 LEAST = {Area.HARDWARE: 200, Area.NETWORK: 40, Area.STORAGE: 30, Area.HOST: 30, Area.SOFTWARE: 60, Area.PROGRESS: 15}
 
 
-@pytest.mark.parametrize("name", IN_LOGS)
+@each("name", IN_LOGS)
 def test_an_unhealthy_line_has_its_kind_and_a_healthy_one_has_none(name: str) -> None:
     """By the rule itself, on the standard library alone."""
     entry = CATALOGUE[name]
@@ -34,7 +35,7 @@ def test_both_matchers_agree_on_every_sample() -> None:
     assert [(one.line, one.kind) for one in classify_text("\n".join(texts))] == [(2 * at + 1, name) for at, name in enumerate(IN_LOGS)]
 
 
-@pytest.mark.parametrize("name", IN_LOGS)
+@each("name", IN_LOGS)
 def test_every_entry_is_complete(name: str) -> None:
     """What docs and verdicts print: none may be missing, and what a kind is confused with exists."""
     entry = CATALOGUE[name]
@@ -99,7 +100,7 @@ def test_an_expression_that_cannot_be_compiled_names_its_table(tmp_path: Path) -
     """And itself."""
     (tmp_path / "mine.toml").write_text(HEAD + ROW + "match = ['a(']")
     (signature,) = load(tmp_path, ("mine",), enter=lambda _: None)
-    with pytest.raises(BadSignature, match=r"mine\.toml, \[a-kind\]: 'a\(' cannot be used"):
+    with pytest.raises(BadSignature, match=r"mine\.toml, \[a-kind\]: 'a\("):
         check(signature)
 
 

@@ -22,7 +22,10 @@ from policies.quarantine import begin_burn_in, quarantine
 from tests.cli.conftest import Command
 from tests.history.rows import service_moves
 
-SMALL = "{disk_size: 4MiB, network_size: 1MiB, max_memory: 8MiB, torch: false, nice: 0, thresholds: {min_disk_bandwidth: LIMIT, min_network_bandwidth: 0, max_latency: 0}}"
+SMALL = (
+    "{disk_size: 4MiB, network_size: 1MiB, max_memory: 8MiB, torch: false, nice: 0, "
+    "thresholds: {min_disk_bandwidth: LIMIT, min_network_bandwidth: 0, max_latency: 0}}"
+)
 PLACE = CordonTable(cluster="small", names=["node-0", "node-1"], rules=Rules())
 OF_SMALL = ("--cluster", "cluster.yaml")
 QUICK = (*OF_SMALL, "--seconds", "0.05")

@@ -27,7 +27,7 @@ def test_nodes_over_ssh_are_checked_and_changes_are_shown(holdfast: Command, sit
     assert told["strange"]["health"] == "unknown"
     assert "unknown host key" in told["strange"]["reason"]
     assert told["well"]["health"] == told["off"]["health"], "both are this machine"
-    assert told["well"]["health"] in {"ok", "degraded", "unhealthy"}
+    assert told["well"]["health"] in {"healthy", "degraded", "unhealthy"}
 
     off.stop()
     done = holdfast("node", "check", name)
@@ -70,7 +70,7 @@ def test_a_first_check_shows_no_changes(here: Command, tmp_path: Path) -> None:
 
 def test_evidence_is_folded_where_the_terminal_ends() -> None:
     """Its end is the cure, and must not be cut off; a second finding has a line of its own."""
-    rows = [["w1", "unhealthy", "bad: " + "word " * 12 + "cure\nsecond: thing"], ["w2", "ok", "-"]]
+    rows = [["w1", "unhealthy", "bad: " + "word " * 12 + "cure\nsecond: thing"], ["w2", "healthy", "-"]]
     program = f"from holdfast.cli.output import echo_table; echo_table(('NODE', 'VERDICT', 'EVIDENCE'), {rows}, coloured=1, last='wrapped')"
     with Terminal([sys.executable, "-c", f"import sys; sys.stdin.readline(); {program}"], environment(), columns=50) as terminal:
         terminal.type("\n")

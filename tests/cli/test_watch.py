@@ -15,8 +15,9 @@ import pytest
 
 from holdfast.cli import watch as watching
 from holdfast.cli.changes import JobChange, JobFollower
+from holdfast.cli.frame import sparkline
 from holdfast.cli.job_view import JobView
-from holdfast.cli.screens import PlainLines, sparkline
+from holdfast.cli.screens import PlainLines
 from holdfast.cli.watch import JobWatcher, Signals
 from holdfast.history import queries
 from holdfast.history.models import Incident
@@ -93,15 +94,19 @@ def test_a_job_without_incidents_is_polled_less_often(running: Author, book: His
 
 
 def test_the_picture_shows_the_job_as_it_is(screen: Callable[..., Terminal], running: Author) -> None:
-    """Name, state, step of total, loss, rate, ranks, reason, incidents."""
+    """Name, state, step of total, loss, rate, ranks, checkpoint, the open incident with its phase and reason, and those before."""
     terminal = screen(80)
-    top, bar, numbers, members, reason, bottom = terminal.newest_frame()
-    assert re.match(r"╭─ gpt-small  RESCHEDULING  0:00:\d\d ─+╮", top)
-    assert re.match(r"│ step 400 of 10,000 .* 4\.0% │", bar)
-    assert re.match(r"│ loss 0\.\d+   10\.00 steps/s   saved 100, .* ago +│", numbers)
-    assert "generation 3: 4 ranks on n0 (0–1), n2 (2–3)" in members  # noqa: RUF001 (a range)
-    assert "because restart 3 of 3 within 1 h" in reason
+    top, bar, numbers, *rows, bottom = terminal.newest_frame()
+    assert re.match(r"╭─ gpt-small  RESCHEDULING  0:00:\d\d  generation 3 ─+╮", top)
+    assert re.match(r"│ step +400 of 10,000 ━+─+ 4\.0% │", bar)
+    assert re.match(r"│ loss +0\.\d+   10\.00 steps/s +│", numbers)
     assert bottom.endswith("╯")
+    shown = {label: text for label, text in (row[2:-2].split(maxsplit=1) for row in rows) if label.isalpha()}
+    assert "n0 (0–1), n2 (2–3)" in shown["nodes"]  # noqa: RUF001 (a range)
+    assert shown["checkpoint"].startswith("step 100, ")
+    assert shown["incident"].startswith("3: worker-exception on rank 3 on n2, ")
+    assert "▶ reschedule" in shown["recovery"]
+    assert "restart 3 of 3 within 1 h" in shown["action"]
     assert all(kind in terminal.text for kind in ("worker-sigkill", "node-lost", "worker-exception"))
 
 
@@ -155,9 +160,9 @@ def test_a_recovery_is_two_lines(running: Author, book: History) -> None:
     child.stdout.readline()
     program.stdout.readline()
     at = time.time() - running.zero
-    running.move("DIAGNOSING", "rank 2 was killed", seconds=at, event="faulted", generation=3)
-    running.incident(4, "worker-sigkill", "rank 2 on n2", seconds=at)
+    running.move("DIAGNOSING", "rank 2 was killed", seconds=at + 0.02, event="faulted", generation=3)
     running.move("ISOLATING", "restart 4 of 3 within 1 h", seconds=at + 0.03, event="decided", generation=3)
+    running.incident(4, "worker-sigkill", "rank 2 on n2", seconds=at)
     running.generation(4, {"n0": [0, 1], "n2": [2, 3]}, seconds=at + 0.05)
     running.move("RUNNING", "all 4 rank(s) are at work", seconds=at + 0.5, generation=4)
     end(running, book)
@@ -165,10 +170,12 @@ def test_a_recovery_is_two_lines(running: Author, book: History) -> None:
     lines = [line[10:] for line in said.splitlines()]
     assert [line for line in lines if "incident 4" in line] == [
         "incident 4: worker-sigkill on rank 2 on n2, detected after 20 ms; recovery: restart-workers",
-        "incident 4 recovered by restart-workers in 310 ms, 2 steps computed again, now generation 5",
+        "incident 4 recovered by restart-workers in 310 ms, 2 steps computed again, now generation 5 (detect 30 ms, isolate 280 ms)",
     ]
     assert not any(word in said for word in ("DIAGNOSING", "ISOLATING", "generation 4:", "are at work"))
     events = [json.loads(line) for line in told.splitlines()]
+    phases = next(one["phases"] for one in events if one["event"] == "incident-closed" and one["number"] == 4)
+    assert phases == {"detect": pytest.approx(0.03), "decide": None, "isolate": pytest.approx(0.28), "reschedule": None, "resume": None}
     assert sorted(one["after"] for one in events if one["event"] == "transition") == ["COMPLETED", "DIAGNOSING", "ISOLATING", "RUNNING"]
 
 

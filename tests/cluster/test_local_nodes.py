@@ -22,6 +22,7 @@ from holdfast.errors import NodeLost
 from holdfast.gpu_assignment import VISIBLE
 from holdfast.process import NODE_MARK, is_alive, mark_of, marked
 from holdfast.spec import LocalCluster
+from tests.mentions import mentions
 from tests.waiting import wait_until
 
 SECONDS = 60
@@ -126,7 +127,7 @@ def test_each_node_shows_its_workers_its_own_gpus(tmp_path: Path, monkeypatch: p
             worker = run_worker(nodes, node)
             wait_until(lambda worker=worker, shown=shown: gpu_assignment.gpus_of(worker) == shown, seconds=SECONDS)  # type: ignore[misc]
         nodes.fence("node-0")
-        with pytest.raises(NodeLost, match="GPU 6, 7 is held by node-1"):
+        with pytest.raises(NodeLost, match=r"GPU 6, 7 .* node-1"):
             LocalNodes("here", tmp_path, 1).start_agent("node-0")
     finally:
         clear(nodes)
@@ -152,7 +153,7 @@ def test_only_one_of_several_starts_of_an_agent_succeeds(nodes: LocalNodes) -> N
     with ThreadPoolExecutor(3) as hands:
         answers = sorted(hands.map(start, range(3)))
     assert answers[0] == ""
-    assert all("another agent serves this node" in answer for answer in answers[1:])
+    assert all(mentions(answer, "another agent") for answer in answers[1:])
     nodes.connect("node-0").close()
 
 
@@ -168,7 +169,7 @@ def test_a_node_that_is_switched_off_loses_all_processes(nodes: LocalNodes) -> N
     assert [view.status for view in nodes.survey()] == ["off", "up", "idle"]
     with pytest.raises(ConnectionRefusedError, match="switched off"):
         nodes.connect("node-0")
-    with pytest.raises(NodeLost, match="it is switched off"):
+    with pytest.raises(NodeLost, match="switched off"):
         nodes.start_agent("node-0")
     nodes.power_on("node-0")
     nodes.power_on("node-0")

@@ -27,7 +27,7 @@ def bare_controller(
     """Return the controller of a job in its first generation, whose history is in *place*; *spec*: keys of its job file."""
     history = History.open(f"sqlite:///{place / 'history.db'}")
     recorder = Recorder(history, place / "outbox_path")
-    keys = {"name": "j", "command": [sys.executable], "directory": str(place), "nnodes": len(membership), **spec}
+    keys = {"name": "j", "command": [sys.executable], "workdir": str(place), "nnodes": len(membership), **spec}
     job_file = TrainingJob.model_validate(keys)
     cluster = cluster or LocalCluster(name="c", nodes=len(membership), directory=str(place))
     job = models.Job(name=job_file.name, spec={}, cluster={"name": cluster.name}, directory=str(place), at=0.0)

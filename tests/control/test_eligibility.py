@@ -21,6 +21,7 @@ from policies.cordons import OperatorRequest, Owner, Rules
 from policies.node_faults import NodeFault
 from policies.node_states import NodeState
 from policies.quarantine import cancel_drain, drain, hold, readmit, release
+from tests.mentions import mentions
 from tests.waiting import wait_until
 
 CLUSTER = LocalCluster(name="c", nodes=4)
@@ -76,8 +77,10 @@ def test_a_fault_bars_a_node_at_once_and_for_all_jobs_soon(history: History, beg
     assert "job gpt" in eligibility.why_ineligible("node-1")
     wait_until(lambda: state(history, "node-1") is NodeState.QUARANTINED, seconds=60)
     wait_until(lambda: "(cordon 1)" in eligibility.why_ineligible("node-1"), seconds=60)
-    assert job_events == ["node-1: healthy -> quarantined: gpu-off-bus: Xid 79"]
-    assert [words.partition(":")[0] for words in eligibility.left_out()] == ["node-1 is quarantined by job gpt (cordon 1)"]
+    assert len(job_events) == 1
+    assert mentions(job_events[0], "node-1", "healthy -> quarantined", "gpu-off-bus", "Xid 79")
+    (left_out,) = eligibility.left_out()
+    assert mentions(left_out, "node-1", NodeState.QUARANTINED, "job gpt", "cordon 1")
     assert len(eligibility.news(CLUSTER.names)) == 1
     assert eligibility.news(CLUSTER.names) == [], "reported once"
     cordons.apply(history, PLACE, "node-1", lambda node, _: readmit(node, request()), now=time.time())
@@ -89,11 +92,12 @@ def test_beyond_the_share_a_node_is_left_out_of_this_job_and_an_approval_is_requ
     eligibility, job_events = begin(history)
     eligibility.record_faults([found("node-1"), found("node-2")])
     wait_until(lambda: state(history, "node-2") is NodeState.SUSPECT, seconds=60)
-    assert any(one.startswith("node-2 is not quarantined for gpu-off-bus: Xid 79: 1 of the cluster's 4 node(s)") for one in job_events)
+    assert any(mentions(one, "node-2", "gpu-off-bus", "Xid 79", 1, 4) for one in job_events)
     other, _ = begin(history)
-    assert (other.why_ineligible("node-2"), other.why_suspect("node-2")) == ("", "suspect: gpu-off-bus: Xid 79")
+    assert other.why_ineligible("node-2") == ""
+    assert mentions(other.why_suspect("node-2"), NodeState.SUSPECT, "gpu-off-bus", "Xid 79")
     assert eligibility.usable(CLUSTER.names) == ["node-0", "node-3"]
-    assert "taken out by job gpt" in eligibility.why_ineligible("node-2")
+    assert mentions(eligibility.why_ineligible("node-2"), "job gpt")
     cordons.apply(history, PLACE, "node-2", lambda node, _: readmit(node, request()), now=time.time())
     wait_until(lambda: not eligibility.why_ineligible("node-2"), seconds=60)
 
@@ -113,7 +117,7 @@ def test_with_approval_more_than_the_share_is_isolated(history: History, begin: 
     eligibility.record_faults([found("node-2"), found("node-3")])
     asked = the_request(history)
     assert (asked.about, list(asked.nodes), asked.otherwise, asked.job) == ("share", ["node-2", "node-3"], KEEP, "gpt")
-    assert "node-2: gpu-off-bus: Xid 79" in asked.reason
+    assert mentions(asked.reason, "node-2", "gpu-off-bus", "Xid 79")
     assert any(f"`holdfast node approve {asked.number}`" in one for one in job_events)
     assert eligibility.usable(CLUSTER.names) == ["node-0"], "what is asked about is not used meanwhile"
     approvals.answer(
@@ -121,11 +125,14 @@ def test_with_approval_more_than_the_share_is_isolated(history: History, begin: 
     )
     wait_until(lambda: state(history, "node-3") is NodeState.QUARANTINED, seconds=60)
     (hold,) = [one for one in cordons.history_of(history, "c", "node-3") if one.ended_at is None]
-    assert (hold.owner, hold.person, hold.reason) == ("job gpt", False, "gpu-off-bus: Xid 79 (approved by ann@desk)")
+    assert (hold.owner, hold.person) == ("job gpt", False)
+    assert mentions(hold.reason, "gpu-off-bus", "Xid 79", "ann@desk")
     wait_until(lambda: not eligibility.why_ineligible("node-2"), seconds=60)
     assert state(history, "node-2") is NodeState.SUSPECT
-    with pytest.raises(approvals.AlreadyAnswered, match=r"isolate node-3 by ann@desk: as I saw"):
+    with pytest.raises(approvals.AlreadyAnswered) as late:
         approvals.answer(history, asked.number, ApprovalAnswer(answer=KEEP), now=time.time())
+    assert late.value.number == asked.number
+    assert mentions(late.value.answer, "isolate node-3", "ann@desk", "as I saw")
 
 
 def test_without_an_answer_programs_isolate_no_more(history: History, begin: Begin) -> None:
@@ -134,7 +141,7 @@ def test_without_an_answer_programs_isolate_no_more(history: History, begin: Beg
     eligibility.record_faults([found("node-1"), found("node-2")])
     wait_until(lambda: any("nobody answered in time" in one for one in job_events), seconds=60)
     assert state(history, "node-2") is NodeState.SUSPECT
-    assert "taken out by job gpt" in eligibility.why_ineligible("node-2")
+    assert mentions(eligibility.why_ineligible("node-2"), "job gpt")
     (asked,) = approvals.of_job(history, eligibility.approvals.job.id)
     assert (asked.answer, asked.picked, asked.by) == (KEEP, [], "")
 
@@ -171,7 +178,7 @@ def test_a_suspect_node_is_used_last(history: History, begin: Begin) -> None:
     wait_until(lambda: state(history, "node-0") is NodeState.SUSPECT, seconds=60)
     wait_until(lambda: not eligibility._queue, seconds=60)
     assert preflight.by_preference(CLUSTER.names)[-1] == "node-0"
-    assert preflight.objection("node-0") == "suspect: gpu-off-bus: Xid 79"
+    assert mentions(preflight.objection("node-0"), NodeState.SUSPECT, "gpu-off-bus", "Xid 79")
 
 
 def test_a_node_with_a_window_before_the_end_of_the_job_comes_later_and_an_unhealthy_one_last(history: History, begin: Begin) -> None:
@@ -189,7 +196,7 @@ def test_a_node_with_a_window_before_the_end_of_the_job_comes_later_and_an_unhea
     eligibility.record_faults([found("node-1", severe=False)])
     assert preflight.by_preference(cluster.names) == ["node-2", "node-3", "node-0", "node-1"]
     assert preflight.objection("node-0").startswith("new fan from ")
-    assert "begins before the job's walltime ends at" in preflight.objection("node-0")
+    assert mentions(preflight.objection("node-0"), "new fan", "walltime")
     assert (preflight.is_healthy("node-0"), preflight.is_healthy("node-1")) == (True, False)
     assert not eligibility.why_ineligible("node-0")
 
@@ -233,7 +240,7 @@ def test_a_drained_node_is_left_and_a_cordoned_one_is_not(history: History, begi
     left = eligibility.drain_of("node-2")
     assert left is not None
     assert (left.node, left.by) == ("node-2", now + 60)
-    assert left.reason.startswith("drained by ann@desk until ")
+    assert mentions(left.reason, "ann@desk")
     cordons.apply(history, PLACE, "node-2", lambda node, _: cancel_drain(node, request()), now=time.time())
     wait_until(lambda: eligibility.drain_of("node-2") is None and not eligibility.why_ineligible("node-2"), seconds=60)
 
@@ -247,15 +254,14 @@ def test_a_node_is_left_before_its_window_and_returns_by_itself(history: History
     cluster = LocalCluster(name="c", nodes=4, maintenance=[soon, past, later])
     eligibility, _ = begin(history, cluster=cluster)
     assert eligibility.usable(cluster.names) == ["node-0", "node-2", "node-3"]
-    assert "left out for firmware from " in eligibility.why_ineligible("node-1")
-    assert eligibility.why_ineligible("node-1").endswith("it comes back by itself")
+    assert mentions(eligibility.why_ineligible("node-1"), "firmware")
     left = eligibility.drain_of("node-1")
     assert left is not None
     assert left.by == begins.timestamp()
     assert eligibility.drain_of("node-3") is None
     now = time.time()
-    assert eligibility.notice("node-1", at=now, by=now + 30, why="it was told to go")
-    assert not eligibility.notice("node-1", at=now, by=now + 30, why="it was told to go")
+    assert eligibility.notice("node-1", at=now, by=now + 30, why="preempted")
+    assert not eligibility.notice("node-1", at=now, by=now + 30, why="preempted")
     left = eligibility.drain_of("node-1")
     assert left is not None
     assert left.by == now + 30

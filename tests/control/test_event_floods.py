@@ -22,6 +22,7 @@ from holdfast.history import queries
 from holdfast.protocol import LineBuffer, encode
 from tests.control.bare_controller import bare_controller
 from tests.control.test_event_handlers import MEMBERSHIP, Recorded
+from tests.mentions import mentions
 from tests.waiting import wait_until
 
 EVENTS = 20_000
@@ -100,14 +101,14 @@ def test_a_node_that_reports_endless_problems_does_not_fill_the_history(recorded
     assert recorded.recorder.flush(60.0)
     rows = queries.checkpoints(recorded.history, recorded.job.id)
     assert len(rows) == at_once + 1
-    assert len([one for one in recorded.job_events if "the agent of a sends more faults, checkpoints and events" in one]) == 1
+    assert len([one for one in recorded.job_events if mentions(one, "agent of a")]) == 1
     assert len(recorded.run.generations.state.problems) <= 100
     now[0] += 60.0
     for number in range(node_faults.ROWS * 2):
         storage_error(10**7 + number, "a")
     assert recorded.recorder.flush(60.0)
     assert len(queries.checkpoints(recorded.history, recorded.job.id)) == len(rows) + node_faults.ROWS
-    assert len([one for one in recorded.job_events if "the agent of a sends more" in one]) == 1
+    assert len([one for one in recorded.job_events if mentions(one, "agent of a")]) == 1
 
 
 def test_steps_have_a_budget_of_their_own(recorded: Recorded) -> None:

@@ -125,9 +125,9 @@ def test_an_action_after_its_deadline_is_not_begun(controllers: tuple[Controller
     local = LocalNodes("boxes", tmp_path / "nodes", 1)  # the same folders, seen without gates
     for source, node in ((first.nodes, NODE), (local, NODE)):
         for act in (lambda: source.fence(node, "job", late), lambda: source.wipe_memory(node, "job", late)):  # noqa: B023 (called at once)
-            with pytest.raises(NodeError, match="after the time for which its controller was sure"):
+            with pytest.raises(NodeError, match=r"\d s after the time"):
                 act()
-        with pytest.raises(NodeError, match="after the time for which its controller was sure"):
+        with pytest.raises(NodeError, match=r"\d s after the time"):
             source.start_agent(node, late)
     assert is_alive(pid, None)
     assert first.nodes.fence(NODE, "job", lambda: first.fleet.confirm(NODE))
@@ -142,8 +142,9 @@ def test_a_controller_with_an_unconfirmed_lease_does_not_bypass_agents(
     monkeypatch.setattr(fleets, "CONFIRM_SECONDS", 0.3)
     sure = first.fleet.lease_until
     first.fleet.lease_until = lambda: 0.0
-    with pytest.raises(LeaseUnconfirmed, match="could not be renewed in time, and no agent"):
+    with pytest.raises(LeaseUnconfirmed) as unconfirmed:
         first.fleet.bring_up(NODE)
+    assert unconfirmed.value.node == NODE
     with pytest.raises(LeaseUnconfirmed):  # not "the node does not answer", which would be held against it
         first.fleet.recheck(NODE)
     first.fleet.lease_until = sure

@@ -14,6 +14,7 @@ from holdfast.control.agents.events import MemstoreUnavailable, ReplicaLost, Rep
 from holdfast.control.agents.pool import AgentPool
 from holdfast.control.checkpoints.replicas import Replicas
 from holdfast.spec.job import MemoryPlan
+from tests.mentions import mentions
 from tests.waiting import wait_until
 
 
@@ -32,11 +33,12 @@ def test_a_problem_is_reported_once_until_it_is_over(agents: AgentPool) -> None:
     lost = {"event": "replica.lost", "at": now + 1, "peer": "127.0.0.1:1001", "why": "refused"}
     evidence, words = replicas.note_problem("node-0", ReplicaLost.of(lost))
     assert evidence is not None
-    assert (evidence.kind, evidence.node, evidence.why) == ("replica-lost", "node-0", "node-1 cannot be reached: refused")
+    assert (evidence.kind, evidence.node) == ("replica-lost", "node-0")
+    assert mentions(evidence.why, "node-1", "refused")
     assert "node-0" in words
     assert replicas.note_problem("node-0", ReplicaLost.of({**lost, "at": now + 2})) == (None, "")
     kept = {"event": "replica.restored", "at": now + 3, "peer": "127.0.0.1:1001"}
-    assert replicas.note_restored("node-0", ReplicaRestored.of(kept)) == "the snapshots of node-0 are kept on node-1 again"
+    assert mentions(replicas.note_restored("node-0", ReplicaRestored.of(kept)) or "", "node-0", "node-1")
     assert replicas.note_restored("node-0", ReplicaRestored.of({**kept, "at": now + 4})) == ""
     assert replicas.note_problem("node-0", ReplicaLost.of({**lost, "at": now + 5}))[0] is not None
 
@@ -102,12 +104,14 @@ def test_a_node_without_a_replica_node_is_reported_once_and_gets_the_next_one(pa
     ((evidence, words),) = replicas.maintain(["node-0"])
     assert evidence is not None
     assert (evidence.kind, evidence.node) == ("replica-lost", "node-0")
-    assert words == "node-0: node-1, which kept its replicas, is lost; no other node can keep them"
+    assert mentions(words, "node-0", "node-1")
     assert replicas.maintain(["node-0"]) == []
     pair.drop("node-1")
     late = {"event": "replica.lost", "at": time.time(), "peer": f"{host}:{port}", "why": "refused"}
     assert replicas.note_problem("node-0", ReplicaLost.of(late)) == (None, "")
     pair.source.power_on("node-1")
     pair.bring_up("node-1")
-    assert replicas.maintain(["node-0"]) == [(None, "the snapshots of node-0 go to node-1 from now on")]
+    ((evidence, words),) = replicas.maintain(["node-0"])
+    assert evidence is None
+    assert mentions(words, "node-0", "node-1")
     assert replicas.maintain(["node-0"]) == []

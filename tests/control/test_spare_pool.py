@@ -65,7 +65,7 @@ def test_a_controller_that_detaches_finishes_starting_nodes_first(
     with closing(History.open()) as history:
         hanging_up.join()
         assert "spare pool" not in {one.name for one in threading.enumerate()}
-        assert told("none free in c (node-0: ")
+        assert told("(node-0: ")
         with history.session() as session:
             lease = session.get(Lease, job)
             assert lease is not None
@@ -100,6 +100,7 @@ def test_a_closed_pool_starts_no_agent(cluster: LocalCluster, tmp_path: Path) ->
     spec = TrainingJob(name="freed", command=["true"])
     fleet = AgentPool(open_cluster(cluster), {"job": "1", "name": spec.name}, epoch=1)
     fleet.close(end=False)
-    with pytest.raises(AgentDisconnected, match="node-0 is disconnected: this controller has closed its connections"):
+    with pytest.raises(AgentDisconnected) as closed:
         fleet.bring_up("node-0")
+    assert closed.value.node == "node-0"
     assert not (tmp_path / "node-0").exists()

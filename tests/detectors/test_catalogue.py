@@ -13,6 +13,7 @@ from detectors.catalogue import CATALOGUE, Attribution, Fault, FaultKind, Recomm
 from detectors.diagnosis import diagnose, see
 from detectors.evidence import LogLine, Sample, WorkerExit
 from detectors.exceptions import PEER_LOST
+from tests.each import each
 
 KINDS = sorted(name for name, entry in CATALOGUE.items() if not isinstance(entry.unhealthy.evidence, LogLine))
 """Kinds that the flow sees; tests/classify has those that stand in logs."""
@@ -25,7 +26,7 @@ def kinds_seen(sample: Sample) -> set[str]:
     return {diagnose(faults).root.kind} if several else {fault.kind for fault in faults}
 
 
-@pytest.mark.parametrize("name", KINDS)
+@each("name", KINDS)
 def test_each_kind_sees_its_own_fault_and_no_other(name: str) -> None:
     """An unhealthy sample raises its own kind alone, its healthy twin does not raise it."""
     assert kinds_seen(CATALOGUE[name].unhealthy) == {name}
@@ -34,14 +35,14 @@ def test_each_kind_sees_its_own_fault_and_no_other(name: str) -> None:
     assert isinstance(healthy.evidence, tuple) or kinds_seen(healthy) == set()
 
 
-@pytest.mark.parametrize("name", KINDS)
+@each("name", KINDS)
 def test_an_id_says_what_happened_in_kebab_case(name: str) -> None:
     """The id is the same string in the log, the database, the command line and the docs."""
     assert re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name)
     assert CATALOGUE[name].id == name
 
 
-@pytest.mark.parametrize("name", KINDS)
+@each("name", KINDS)
 def test_every_entry_is_whole(name: str) -> None:
     """Docs and verdicts print these words: none may be missing, and a cure is no repetition of the title."""
     entry = CATALOGUE[name]
@@ -54,7 +55,7 @@ def test_every_entry_is_whole(name: str) -> None:
     assert 0 <= entry.weight <= 100
 
 
-@pytest.mark.parametrize("name", KINDS)
+@each("name", KINDS)
 def test_a_fault_quotes_its_evidence(name: str) -> None:
     """A diagnosis without a quote cannot be judged by a person, one without a signature cannot be compared."""
     evidence = CATALOGUE[name].unhealthy.evidence
@@ -117,7 +118,7 @@ def test_a_second_entry_of_one_id_is_refused() -> None:
         register(CATALOGUE["job-hang"])
 
 
-@pytest.mark.parametrize("number", range(1, 65))
+@each("number", range(1, 65))
 def test_every_signal_that_ends_a_worker_has_a_kind(number: int) -> None:
     """A signal is named by its own kind if it has one, and never passes for a good end."""
     (fault,) = see([WorkerExit(node="n0", rank=0, at=0.0, signal=number)], CATALOGUE["job-hang"].unhealthy.limits)

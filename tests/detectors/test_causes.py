@@ -72,7 +72,7 @@ def test_a_rule_of_an_unknown_scope_is_refused(tmp_path: Path) -> None:
     """The word is named."""
     place = tmp_path / "mine.toml"
     place.write_text(PLACE.read_text().replace(f'scope = "{Scope.NODE}"', 'scope = "rack"', 1))
-    with pytest.raises(BadAssociation, match="'rack' is not a valid Scope"):
+    with pytest.raises(BadAssociation, match="rack"):
         load(place)
 
 

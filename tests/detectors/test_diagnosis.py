@@ -15,6 +15,8 @@ from detectors.catalogue import CATALOGUE, CATALOGUE_ACTIONS, Attribution, Fault
 from detectors.diagnosis import SILENCE_SECONDS, Diagnosis, PastFailure, diagnose, evidence_wait_seconds, unexplained_faults
 from detectors.evidence import CheckpointFailure, Evidence, LogLine, Progress, RecoveryTimeout, StartFailure, Unknown, WorkerStop
 from tests.detectors.evidence_of import a_killed, a_rank, a_silence, an_echo, an_end, an_error, seen
+from tests.each import each
+from tests.mentions import mentions
 
 BAD_SHAPE = "ValueError at train.py:3"
 HANGING = Progress(at=400.0, ranks={0: a_rank("n0", age=400.0), 1: a_rank("n1", age=400.0)}, step_seconds=(0.3,) * 8)
@@ -245,13 +247,15 @@ SCENES = {
         evidence=(missing("n0", errno.EAGAIN), missing("n1", errno.EAGAIN)), root="worker-start-failed", on="node n0"
     ),
     "a recovery that takes too long": Scene(
-        evidence=(RecoveryTimeout(at=200.0, action="shrink-restart", seconds=181.0, limit=180.0, reached={0: ("n0", 1, ""), 1: ("n1", 3, "")}),),
+        evidence=(
+            RecoveryTimeout(at=200.0, action="shrink-restart", seconds=181.0, limit=180.0, reached={0: ("n0", 1, ""), 1: ("n1", 3, "")}),
+        ),
         root="recovery-overrun",
         on="node n0",
     ),
 }  # fmt: skip
 
-scenes = pytest.mark.parametrize("name", SCENES)
+scenes = each("name", SCENES)
 
 
 @scenes
@@ -283,7 +287,7 @@ def test_a_diagnosis_names_the_rank_and_the_reason(name: str) -> None:
     diagnosis = SCENES[name].diagnosis()
     assert diagnosis.root.quote in diagnosis.reason
     if diagnosis.root.kind == "user-error":
-        assert "the script is at fault, not a node" in diagnosis.reason
+        assert mentions(diagnosis.reason, "not a node")
     else:
         assert diagnosis.reason.startswith(f"{diagnosis.root.kind} of {diagnosis.root.target}: ")
 
@@ -309,7 +313,7 @@ def test_a_users_error_shows_the_traceback_of_the_first_that_failed() -> None:
 def test_a_second_cause_is_named_and_a_secondary_fault_only_counted() -> None:
     """One kill does not follow from another."""
     reason = diagnose(seen(a_killed("n0", 0, at=0.1), a_killed("n1", 2, at=0.2), an_echo("n0", 1), an_echo("n1", 3))).reason
-    assert reason.endswith("; also worker-sigkill of rank 2 on n1; 2 secondary failures")
+    assert mentions(reason, "worker-sigkill of rank 2 on n1", "2 secondary failures")
 
 
 def test_warnings_from_before_a_fault_are_not_counted_beside_it() -> None:
@@ -322,7 +326,7 @@ def test_warnings_from_before_a_fault_are_not_counted_beside_it() -> None:
     assert "fault" not in earlier.reason
     assert unexplained_faults(earlier.candidates[0], CATALOGUE_ACTIONS) == []
     assert len(earlier.candidates[0].unexplained) == 2, "the diagnosis still accounts for all"
-    assert diagnose(seen(a_killed("n0", 0, at=30.0), behind(9.0), behind(30.1))).reason.endswith("; 1 unrelated fault at the same time")
+    assert mentions(diagnose(seen(a_killed("n0", 0, at=30.0), behind(9.0), behind(30.1))).reason, "1 unrelated fault")
 
 
 @pytest.mark.parametrize(
@@ -340,7 +344,7 @@ def test_a_user_error_states_the_evidence(scene: str, words: str) -> None:
     assert words in SCENES[scene].diagnosis().reason
 
 
-@pytest.mark.parametrize("name", sorted(CATALOGUE))
+@each("name", sorted(CATALOGUE))
 def test_only_what_the_script_itself_did_can_become_the_users_error(name: str) -> None:
     """Whatever else comes twice, at once or again, on however many nodes, stays what it is, or becomes the fault of what they share."""
     faults = [Fault(kind=name, at=float(n), node=f"n{n}", rank=n, step=7, signature="same") for n in range(3)]

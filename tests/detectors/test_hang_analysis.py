@@ -10,6 +10,7 @@ import pytest
 from detectors.evidence import GroupProgress, PendingOperation, Progress, RankProgress, RankStatus
 from detectors.hang_analysis import explain, operations
 from tests.detectors.evidence_of import seen, the_fault
+from tests.mentions import mentions
 
 STEADY = (0.3,) * 8
 
@@ -51,17 +52,15 @@ def test_the_rank_that_did_not_arrive_is_named_with_the_collective_and_where_it_
     """The words are those that a person needs: who, where, at what, who waits, and in which line."""
     fault = the_fault(quiet(WAITS, status(member(all=811)), WAITS))
     assert (fault.kind, fault.rank, fault.node, fault.step) == ("job-hang", 1, "node-1", 40)
-    assert fault.quote.startswith(
-        "rank 1 on node-1 did not arrive at allreduce #812 of group dp (ranks 0, 2 wait since 4.2 s); rank 1 is at train.py:31 in load"
-    )
-    assert "rank 0 on node-0 waits (gradients) since 4.2 s" in fault.detail
+    assert mentions(fault.quote, "rank 1 on node-1", "allreduce #812 of group dp", "ranks 0, 2", "4.2 s", "train.py:31 in load")
+    assert mentions(fault.detail, "rank 0 on node-0", "gradients", "4.2 s")
 
 
 def test_a_rank_that_does_not_answer_is_the_culprit_with_what_the_kernel_says() -> None:
     """It is stopped, or holds the interpreter's lock: its silence counts as not having arrived."""
     fault = the_fault(quiet(WAITS, WAITS, None, process="D"))
     assert (fault.kind, fault.rank) == ("job-hang", 2)
-    assert "rank 2 does not answer (process state D)" in fault.quote
+    assert mentions(fault.quote, "rank 2", "process state D")
 
 
 def test_a_chain_of_waits_ends_at_its_cause() -> None:
@@ -81,7 +80,7 @@ def test_a_stage_that_waits_for_what_was_not_sent_names_the_sender() -> None:
     finding = explain(ranks(waits, status(member(to_0=2)), waits_for(1)))
     assert finding is not None
     assert finding.rank == 1
-    assert "recv #3 of group dp (from rank 1)" in finding.quote
+    assert mentions(finding.quote, "recv #3 of group dp", "from rank 1")
 
 
 def waits_for(rank: int) -> RankStatus:
@@ -101,7 +100,7 @@ def test_ranks_that_have_voted_wait_for_those_that_have_not() -> None:
     finding = explain(ranks(voted, voted, status(member(all=9), place="train.py:90 in save")))
     assert finding is not None
     assert finding.rank == 2
-    assert "the vote on the step" in finding.quote
+    assert mentions(finding.quote, "vote")
 
 
 def test_all_missing_ranks_are_reported() -> None:
@@ -118,7 +117,7 @@ def test_another_operation_under_the_same_number_is_the_scripts_mistake() -> Non
     odd = status(member(work(812, "broadcast", size=4)), waits="collective", place="train.py:50 in eval")
     fault = the_fault(quiet(WAITS, WAITS, odd))
     assert (fault.kind, fault.rank) == ("collective-mismatch", 2)
-    assert "rank 2 entered broadcast of 4 float32 values as #812 of group dp where ranks 0, 1 entered allreduce of 64" in fault.quote
+    assert mentions(fault.quote, "rank 2", "broadcast of 4 float32", "#812 of group dp", "ranks 0, 1", "allreduce of 64")
 
 
 def test_another_size_under_the_same_number_is_a_mistake_where_sizes_must_agree() -> None:
@@ -142,7 +141,7 @@ def test_ranks_that_wait_for_each_other_in_different_groups_are_a_deadlock() -> 
     other = status(member(ranks=(0, 1), name="a", all=2), member(work(6), ranks=(0, 1), name="b"))
     fault = the_fault(quiet(one, other))
     assert (fault.kind, fault.rank) == ("collective-deadlock", None)
-    assert "rank 0 waits at allreduce #3 of group a for rank 1; rank 1 waits at allreduce #6 of group b for rank 0" in fault.quote
+    assert mentions(fault.quote, "rank 0 waits at allreduce #3 of group a", "rank 1 waits at allreduce #6 of group b")
 
 
 def test_a_collective_that_all_have_come_to_is_held_by_what_lies_between() -> None:
@@ -157,7 +156,7 @@ def test_without_counted_operations_the_stack_shows_who_waits() -> None:
     inside = RankStatus(waits="collective", place="train.py:40 in step")
     fault = the_fault(quiet(inside, RankStatus(place="train.py:31 in load"), inside))
     assert (fault.kind, fault.rank) == ("job-hang", 1)
-    assert "rank 1 on node-1 does not wait for other ranks, while ranks 0, 2 wait for others" in fault.quote
+    assert mentions(fault.quote, "rank 1 on node-1", "ranks 0, 2")
 
 
 @pytest.mark.parametrize(("odd", "others"), [("", "backward"), ("backward", "collective"), ("data", "backward")])
@@ -173,7 +172,7 @@ def test_where_the_standings_say_nothing_the_first_suspect_is_named_as_before() 
     inside = RankStatus(waits="backward", place="train.py:41 in step")
     fault = the_fault(quiet(inside, inside, inside))
     assert fault.kind == "job-hang"
-    assert "is the first suspect" in fault.quote
+    assert mentions(fault.quote, "first suspect")
 
 
 def test_a_culprit_that_is_known_spares_the_time_to_react_and_no_more() -> None:

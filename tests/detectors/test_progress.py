@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from detectors.evidence import HangLimits, Progress, RankProgress, RecoveryTimeout
 from detectors.progress import WINDOW, describe_pause, hang_limit, pause_in, suspect
 from tests.detectors.evidence_of import a_rank, seen, the_fault
+from tests.mentions import mentions
 
 STEADY = (0.3,) * 8
 DURATIONS = st.floats(min_value=0.0, max_value=1e6)
@@ -111,7 +112,7 @@ def test_a_section_beyond_its_own_limit_is_its_ranks_fault() -> None:
     ranks = {0: a_rank("n0", step=3, age=800.0), 1: a_rank("n1", step=9, age=70.0, section="save", section_limit=60.0)}
     fault = the_fault(Progress(at=0.0, ranks=ranks, step_seconds=STEADY))
     assert (fault.kind, fault.rank, fault.node) == ("job-section-overrun", 1, "n1")
-    assert "section 'save' has taken 70.0 s (limit 60.0 s)" in fault.quote
+    assert mentions(fault.quote, "section 'save'", "70.0 s", "60.0 s")
 
 
 @pytest.mark.parametrize("section", ["end of script", "evaluation", "compile", "save"])
@@ -160,7 +161,7 @@ def test_a_hang_names_its_suspect_with_what_the_kernel_says() -> None:
     ranks = {0: a_rank("n0", age=901.0), 1: a_rank("n1", step=39, age=901.0, process="D", wait="nfs_wait_bit_killable")}
     fault = the_fault(Progress(at=0.0, ranks=ranks, step_seconds=STEADY))
     assert (fault.node, fault.rank, fault.step) == ("n1", 1, 39)
-    assert fault.quote.endswith("rank 1 on n1 is the first suspect (step 39, process state D, waiting in nfs_wait_bit_killable)")
+    assert mentions(fault.quote, "rank 1 on n1", "step 39", "process state D", "nfs_wait_bit_killable")
 
 
 RECORDED = {
@@ -177,7 +178,7 @@ def test_a_pause_of_a_hundred_steps_is_reported_but_no_fault(ages: tuple[float, 
         quiet = replace(status(*ages), status_requested=status_requested)
         assert seen(quiet) == []
         assert pause_in(quiet, HangLimits()) == ages[0]
-        assert "It counts as a hang after 300 s (`timeouts.hang`)" in describe_pause(quiet, HangLimits())
+        assert mentions(describe_pause(quiet, HangLimits()), "300 s", "timeouts.hang")
     assert pause_in(status(1.9, 1.9), HangLimits()) == 0.0
 
 
@@ -200,7 +201,7 @@ def test_ranks_that_outlive_others_are_given_time_since_the_last_sign_of_life() 
     assert seen(replace(left, since_end=400.0), log_silence=10.0) == []
     fault = the_fault(replace(left, since_end=301.0, output_age=305.0), log_silence=10.0)
     assert (fault.kind, fault.rank, fault.at) == ("job-end-stuck", 1, 900.0 - 301.0)
-    assert fault.quote.startswith("ranks 0, 2 exited with status 0, rank 1 did not, without any activity for 301.0 s (limit 300.0 s")
+    assert mentions(fault.quote, "ranks 0, 2", "status 0", "rank 1", "301.0 s", "300.0 s")
     stepping = replace(left, ranks={1: a_rank("n1", age=2.5)}, steps_expected=True, step_seconds=STEADY, since_end=400.0, output_age=400.0)
     assert seen(stepping) == []
     assert seen(replace(left, since_end=400.0, output_age=400.0), log_silence=500.0) == [], "a longer limit of a person's counts here too"
@@ -211,7 +212,8 @@ def test_a_short_limit_for_silence_does_not_hold_before_the_first_output() -> No
     loading = replace(silent(600.0), printed=False)
     assert seen(loading, log_silence=10.0) == []
     fault = the_fault(replace(loading, output_age=1801.0), log_silence=10.0)
-    assert (fault.kind, fault.quote[:38]) == ("job-output-silent", "no output since the start 1801.0 s ago")
+    assert fault.kind == "job-output-silent"
+    assert mentions(fault.quote, "start", "1801.0 s")
     assert seen(loading, log_silence=10.0, startup=60.0)[0].kind == "job-output-silent"
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from detectors.evidence import ReplicaDigests
 from tests.detectors.evidence_of import seen, the_fault
+from tests.mentions import mentions
 
 
 def copies(*digests: str, sums: dict[int, dict[str, int]] | None = None) -> ReplicaDigests:
@@ -29,14 +30,14 @@ def test_the_majority_names_the_liar_and_the_first_tensor_that_differs(liar: int
     honest, wrong = {"w.0": 1, "w.1": 2, "w.2": 3}, {"w.0": 1, "w.1": 9, "w.2": 8}
     fault = the_fault(copies(*digests, sums={rank: wrong if rank == liar else honest for rank in range(3)}))
     assert (fault.kind, fault.rank, fault.node, fault.step) == ("silent-corruption", liar, f"n{liar}", 128)
-    assert "first in 'w.1' and in 1 more of 3 tensors" in fault.quote
+    assert mentions(fault.quote, "'w.1'", "1 more of 3")
 
 
 def test_two_copies_only_say_that_they_differ() -> None:
     """Nobody is accused."""
     fault = the_fault(copies("a", "b", sums={0: {"w": 1}, 1: {"w": 2}}))
     assert (fault.kind, fault.rank, fault.node) == ("copies-differ", None, None)
-    assert "first in 'w'; no majority" in fault.quote
+    assert mentions(fault.quote, "'w'", "no majority")
 
 
 @pytest.mark.parametrize("digests", ["abc", "aabb", "aabc", "abcd"])
@@ -53,10 +54,10 @@ def test_several_liars_are_each_named() -> None:
 def test_a_diagnosis_says_until_when_they_were_equal() -> None:
     """And what there is to go back to."""
     told = replace(copies("a", "a", "b"), equal_at=112, good="the newest checkpoint from before is that of step 100")
-    assert the_fault(told).quote.endswith("; they were equal after step 112, the newest checkpoint from before is that of step 100")
+    assert mentions(the_fault(told).quote, "step 112", "step 100")
 
 
 def test_a_diagnosis_does_not_wait_for_the_checksums() -> None:
     """They only name the tensor."""
     fault = the_fault(copies("a", "a", "b"))
-    assert fault.quote == "after step 128 rank 2 on n2 has other parameters than its 2 equal copies"
+    assert mentions(fault.quote, "step 128", "rank 2 on n2", 2)

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
-
 from detectors.catalogue import Fault
 from detectors.diagnosis import Diagnosis, PastFailure, diagnose, see
 from detectors.evidence import CheckpointFailure, HangLimits, LogLine, Progress, StartFailure
@@ -17,9 +15,10 @@ from detectors.gpu_readings import Xid, XidEvent
 from detectors.outputs import said
 from policies.escalation import Case
 from tests.detectors.evidence_of import a_rank, a_silence, an_end, an_error
+from tests.each import each
 
 SCENARIOS: Final[dict[str, dict[str, Any]]] = tomllib.loads(Path(__file__).with_name("scenarios.toml").read_text())
-scenarios = pytest.mark.parametrize("name", SCENARIOS)
+scenarios = each("name", SCENARIOS)
 
 
 def raised(lost: bool = False, **facts: Any) -> object:  # noqa: FBT001, FBT002 (a field of the file)

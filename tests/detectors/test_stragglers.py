@@ -12,6 +12,7 @@ import pytest
 from detectors.evidence import StepBreakdown, StepBreakdowns, StepTimes
 from detectors.stragglers import cost_of
 from tests.detectors.evidence_of import seen, the_fault
+from tests.mentions import mentions
 
 BLOCK = 8
 """Steps of a block."""
@@ -98,7 +99,7 @@ def test_a_straggler_from_the_first_step_is_named_by_its_peers() -> None:
     """There is no earlier time to compare with."""
     fault = the_fault(Job({0: 0.3, 1: 0.3, 2: 0.48, 3: 0.3}, **COPIES).go(10).timings())  # type: ignore[arg-type]
     assert (fault.kind, fault.rank, fault.node) == ("straggler-gpu", 2, "n1")
-    assert "its computing is slow, not its links" in fault.quote
+    assert mentions(fault.quote, "computing is slow")
 
 
 def test_a_rank_without_waiting_peers_is_no_straggler() -> None:
@@ -122,7 +123,7 @@ def test_slow_links_are_distinguished_from_slow_computation() -> None:
     job.talk = dict.fromkeys(job.talk, 0.2)
     fault = the_fault(job.go(10).timings())
     assert (fault.kind, fault.rank) == ("straggler-network", None)
-    assert "links are slow, not computing" in fault.quote
+    assert mentions(fault.quote, "links are slow")
 
 
 def test_a_job_whose_batches_grew_has_no_slow_links() -> None:

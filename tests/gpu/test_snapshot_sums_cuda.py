@@ -35,5 +35,5 @@ def test_a_sum_is_that_of_the_source_and_not_of_the_copy(tmp_path: Path, monkeyp
         trainer.to(STEP)
     assert labels(tmp_path)
     for path in labels(tmp_path):
-        with Snapshot(path) as one, pytest.raises(UnusableSnapshot, match="was changed in memory"):
+        with Snapshot(path) as one, pytest.raises(UnusableSnapshot, match="changed in memory"):
             one.verify()

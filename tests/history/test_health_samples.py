@@ -33,8 +33,8 @@ def test_a_sweep_is_known_to_the_next_one(history: History) -> None:
     assert known.assessment == third
     assert known.reading == reading
     assert health_by_node(history, "c") == {"a": third}
-    assert (first.status, second.status, third.since) == ("ok", "unreachable", 20.0)
-    assert [(one.at, one.before, one.after) for one in verdict_changes(history, "c")] == [(20.0, "ok", "unreachable")]
+    assert (first.status, second.status, third.since) == ("healthy", "unreachable", 20.0)
+    assert [(one.at, one.before, one.after) for one in verdict_changes(history, "c")] == [(20.0, "healthy", "unreachable")]
     assert verdict_changes(history, "b") == []
     assert health_by_node(history, "another") == {}
 
@@ -50,4 +50,4 @@ def test_unreadable_samples_are_ignored(history: History, damage: dict[str, obje
         session.add(row)
     known = latest_health(history, "c")["a"]
     assert None in {known.assessment, known.reading}
-    assert swept(history, "a", 20.0, NodeReading(node="a", at=15.0)).status == "ok"
+    assert swept(history, "a", 20.0, NodeReading(node="a", at=15.0)).status == "healthy"

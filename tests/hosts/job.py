@@ -157,7 +157,7 @@ class HostJob:
 
     def step(self) -> int:
         """Return the newest step that every rank is done with."""
-        return notes.newest(self.done())
+        return notes.newest_step(self.place, self.ranks)
 
     def host_of(self, rank: int) -> Host:
         """Return the host on which *rank* lives."""

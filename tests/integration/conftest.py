@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import urllib.error
@@ -21,6 +19,7 @@ from holdfast.ports import free_port
 from tests.integration.flow_server import Flows
 from tests.integration.stage import Stage
 from tests.runtime.flow_double import Workers
+from tests.shared import locked, run_folder, shared_server
 from tests.waiting import wait_until
 
 START_SECONDS = 90
@@ -35,7 +34,6 @@ class PrefectServer:
     """Of the API."""
     environment: dict[str, str]
     """For processes that talk to it; their Holdfast home lies in the tests' folder too."""
-    pid: int
 
     @property
     def home(self) -> Path:
@@ -55,11 +53,9 @@ def answers(url: str) -> bool:
 @pytest.fixture(scope="session")
 def prefect_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give an empty database of Prefect's: migrated once for all workers, as that is ten seconds of a processor."""
-    base = tmp_path_factory.getbasetemp()
-    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "prefect-template"
+    place = run_folder(tmp_path_factory) / "prefect-template"
     place.mkdir(exist_ok=True)
-    with (place / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(place / "lock"):
         if not (place / "made").exists():
             bare = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
             command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
@@ -70,15 +66,17 @@ def prefect_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) -> Iterator[PrefectServer]:
-    """Start a Prefect server with an empty database; end it with all it started."""
-    place, port = tmp_path_factory.mktemp("prefect"), free_port()
-    shutil.copy(prefect_database, place)
+    """Have one Prefect server for all workers: what a test asks of it names the test's own jobs, clusters and deployments."""
+    place = run_folder(tmp_path_factory) / "prefect"
+    place.mkdir(exist_ok=True)
+    with locked(place / "made"):
+        if not (place / "port").exists():
+            shutil.copy(prefect_database, place)
+            (place / "port").write_text(str(free_port()))
+    port = (place / "port").read_text()
     url = f"http://127.0.0.1:{port}/api"
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "HOLDFAST_"))}
-    environment = bare | {
-        "HOLDFAST_MEMSTORE_ROOT": os.environ["HOLDFAST_MEMSTORE_ROOT"],
-        "HOLDFAST_KERNEL_LOG": os.environ["HOLDFAST_KERNEL_LOG"],
-        "HOLDFAST_HOME": str(tmp_path_factory.mktemp("h")),
+    own = bare | {
         "PREFECT_HOME": str(place),
         "PREFECT_API_URL": url,
         "PREFECT_CLI_COLORS": "false",
@@ -86,17 +84,14 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory, prefect_database: P
         "DO_NOT_TRACK": "1",
         **({VISIBLE: ""} if visible_gpus() else {}),  # as `_no_gpus_to_share_out`, for what is started once for all
     }
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    log = place / "server.log"
-    with log.open("wb") as out:
-        server = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
-    try:
-        wait_until(lambda: answers(url) or server.poll() is not None, seconds=START_SECONDS, explain=log.read_text)
-        assert server.poll() is None, log.read_text()
-        yield PrefectServer(url=url, environment=environment, pid=server.pid)
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)  # the database goes with it: nothing to save
-        server.wait()
+    environment = own | {
+        "HOLDFAST_MEMSTORE_ROOT": os.environ["HOLDFAST_MEMSTORE_ROOT"],
+        "HOLDFAST_KERNEL_LOG": os.environ["HOLDFAST_KERNEL_LOG"],
+        "HOLDFAST_HOME": str(tmp_path_factory.mktemp("h")),
+    }
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", port]
+    with shared_server(place, command, own, lambda: answers(url), START_SECONDS):
+        yield PrefectServer(url=url, environment=environment)
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import json
 import os
 import signal
@@ -23,6 +24,8 @@ from tests.reaping import Children
 from tests.waiting import wait_until
 
 ROOT: Final = Path(__file__).parents[2]
+WHAT_A_FLOW_IMPORTS: Final = ("fastapi", "graphviz", "prefect.flow_engine", "prefect.task_engine", "sqlalchemy.dialects.sqlite")
+"""When it runs, and not when it is imported: a third of the work of a short one."""
 
 
 class Flows:
@@ -106,6 +109,10 @@ def main() -> int:
     """Serve one order after another until the pipe ends; in a fork, become the flow."""
     from flows.training_job import training_job  # noqa: PLC0415
     from holdfast.prefect_client import flow_program  # noqa: PLC0415 (the tests' end needs none of it)
+
+    for module in WHAT_A_FLOW_IMPORTS:
+        importlib.import_module(module)
+    assert threading.active_count() == 1, "a fork would lack the threads of what was imported"
 
     gc.collect()
     gc.freeze()  # collections in the forks are short, and their memory stays shared

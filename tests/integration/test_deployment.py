@@ -23,6 +23,7 @@ from holdfast.history.store import History
 from tests.integration.conftest import PrefectServer
 from tests.integration.prefect_api import ask
 from tests.integration.test_prefect_shows import asked
+from tests.mentions import one_line_mentions
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
@@ -96,9 +97,13 @@ def server_log(server: PrefectServer) -> str:
 
 
 def errors_in(log: str) -> list[str]:
-    """Return the entries of a server's log that tell of errors, but for those of SQLite on a busy machine: Prefect tries these again."""
+    """Return the errors in a server's log, but for those of SQLite on a busy machine, which Prefect tries again, and of cut connections.
+
+    Other tests use the server meanwhile, and kill who is connected to it.
+    """
     entries = re.split(r"^(?=\d\d:\d\d:\d\d\.\d{3} \| )", log, flags=re.MULTILINE)
-    return [one for one in entries if re.search(r"ERROR|CRITICAL|Traceback|Exception", one) and "database is locked" not in one]
+    errors = [one for one in entries if re.search(r"ERROR|CRITICAL|Traceback|Exception", one)]
+    return [one for one in errors if "database is locked" not in one and "| uvicorn.error" not in one]
 
 
 def submit(server: PrefectServer, **filled_in: Any) -> dict[str, Any]:
@@ -162,7 +167,7 @@ def test_deployed_flows_run_to_their_end(prefect_server: PrefectServer, deployed
     assert ended(prefect_server, run["id"])[0] == "COMPLETED", worker.read_text()
     checked = json.dumps({"cluster": cluster, "sweeps": 1})
     said = prefect(prefect_server, "deployment", "run", HEALTH, "--params", checked, "--watch")
-    assert "finished successfully in 'Completed'" in said, f"{said}\n{worker.read_text()}"
+    assert one_line_mentions(said, "successfully", "'Completed'"), f"{said}\n{worker.read_text()}"
     with closing(History.open(f"sqlite:///{prefect_server.home / 'history.db'}", create=False)) as history:
         assert list(health_by_node(history, "deployed")) == ["node-0"]
         move = queries.state_of(history, queries.newest_job(history, "deployed").id)
@@ -181,7 +186,11 @@ def test_deployed_flows_run_to_their_end(prefect_server: PrefectServer, deployed
 def test_what_is_filled_in_wrong_is_refused_before_there_is_a_run(prefect_server: PrefectServer, deployed: str) -> None:
     """The server names the field and says what it expects; the defaults alone lack no more than a name and a program."""
     assert deployed
-    good, before = {"name": "refused", "script": "/data/train.py"}, asked(prefect_server, "flow_runs/count")
+
+    def runs_of_it() -> int:
+        return int(asked(prefect_server, "flow_runs/count", deployments={"name": {"any_": [DEPLOYMENT.partition("/")[2]]}}))
+
+    good, before = {"name": "refused", "script": "/data/train.py"}, runs_of_it()
     for wrong, words in (
         ({}, "'name' is a required property"),
         ({"name": "refused"}, "'script' is a required property"),
@@ -191,7 +200,7 @@ def test_what_is_filled_in_wrong_is_refused_before_there_is_a_run(prefect_server
     ):
         answer = submit(prefect_server, **wrong)
         assert (answer.get("status"), words in str(answer.get("detail"))) == (409, True), answer
-    assert asked(prefect_server, "flow_runs/count") == before
+    assert runs_of_it() == before
 
 
 def test_what_only_the_worker_can_know_ends_the_run_in_a_sentence(prefect_server: PrefectServer, deployed: str, worker: Path) -> None:
@@ -238,7 +247,7 @@ def test_a_flow_that_a_worker_runs_lets_go_of_its_job_and_the_next_run_adopts_it
         command = [sys.executable, "-m", "holdfast", "detach", "passed-on"]
         said = subprocess.run(command, env=prefect_server.environment, capture_output=True, text=True, check=False)
         assert said.returncode == 0, f"{said.stderr}\n{worker.read_text()}"
-        assert "the controller detached from job 'passed-on'" in said.stdout
+        assert one_line_mentions(said.stdout, "detached", "'passed-on'")
         wait_until(lambda: ended(prefect_server, first), seconds=60, explain=worker.read_text)
         kind, message = ended(prefect_server, first)
         assert kind == "CANCELLED", message

@@ -11,6 +11,7 @@ import pytest
 from holdfast.history import Generation, queries
 from tests.integration.stage import Play, Stage
 from tests.integration.test_memory_recovery import cut_off, replicated
+from tests.mentions import mentions
 from tests.waiting import wait_until
 
 SCRIPT = str(Path(__file__).parents[2] / "examples" / "elastic.py")
@@ -44,7 +45,7 @@ def test_without_a_spare_the_living_go_on_in_their_processes_until_the_node_is_b
     assert [(one.kind, one.action, one.outcome, one.steps_lost) for one in found] == [("node-lost", "shrink-live", "recovered", 0)], (
         play.log()
     )
-    assert "continue with 2 of 3 copies of the model" in found[0].reason
+    assert mentions(found[0].reason, "2 of 3 copies")
     assert play.pids() == {rank: before[rank] for rank in (1, 2)}
     newest = queries.newest_generation(stage.history, play.job.id)
     assert newest is not None
@@ -57,7 +58,7 @@ def test_without_a_spare_the_living_go_on_in_their_processes_until_the_node_is_b
     assert len(play.incidents()) == 1, play.log()
     told = [move.reason for move in queries.transitions(stage.history, play.job.id) if move.event == "moved"]
     assert len(told) == 1
-    assert f"rank 0 came to {node}: 3 of 3 ranks share each step's samples" in told[0]
+    assert mentions(told[0], "rank 0", node, "3 of 3 ranks")
 
     play.stops()
 
@@ -118,7 +119,7 @@ def test_under_torchs_own_groups_a_job_starts_again_on_fewer_nodes_and_on_more_w
     assert len(play.incidents()) == 1, play.log()
     told = [move.reason for move in queries.transitions(stage.history, play.job.id) if move.event == "moved"]
     assert len(told) == 1
-    assert told[0].startswith(f"there was room on {node} again: 3 ranks on ")
+    assert mentions(told[0], node, "3 ranks")
 
     alone(script, last, tmp_path, ranks=3)
     whole, mine = computed(tmp_path), computed(stage.home)

@@ -9,6 +9,7 @@ from pathlib import Path
 from holdfast.history import queries
 from holdfast.process import state_of
 from tests.integration.stage import Stage
+from tests.mentions import mentions
 from tests.waiting import wait_until
 
 TWO = {"nnodes": 2, "nproc_per_node": 1}
@@ -47,7 +48,7 @@ def test_the_same_exception_at_the_same_step_on_another_node_is_the_users_error(
     assert play.kinds() == ["user-error"]
     assert len(queries.generations(stage.history, play.job.id)) == 2
     assert play.incidents()[-1].outcome == "gave-up"
-    assert "script is at fault, not a node" in play.reason()
+    assert mentions(play.reason(), "not a node")
     assert any("KeyError: 'bad batch'" in one.evidence["detail"] for one in queries.faults(stage.history, play.job.id))
 
 
@@ -140,7 +141,7 @@ def test_a_job_that_waits_too_long_is_given_up_with_the_reason(stage: Stage) -> 
     play = stage.play("gives-up", args=["--steps", "40"], nnodes=3, nproc_per_node=1, deadlines=deadlines)
     play.chaos.at_step(8, lambda: play.chaos.power_off(1))
     assert play.ends() == 1, play.log()
-    assert "no recovery action is left" in play.reason()
+    assert mentions(play.reason(), "no recovery action")
     assert "wait-for-capacity" in play.reason()
 
 
@@ -207,7 +208,7 @@ def test_more_nodes_than_there_are_is_refused_with_the_cure(stage: Stage) -> Non
     """Nothing is started, nothing is left."""
     play = stage.play("many", nnodes=9, nproc_per_node=1)
     assert play.ends() == 1
-    assert "needs 9 node(s), but cluster 'stage' has 3 free" in play.reason()
+    assert mentions(play.reason(), "9 node(s)", "cluster 'stage'", "3 free")
 
 
 def test_a_stop_ends_the_workers_gently(stage: Stage) -> None:

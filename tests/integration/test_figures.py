@@ -13,6 +13,7 @@ from holdfast.history import History, Incident, queries
 from holdfast.report.wording import duration, plural, share
 from tests.integration.conftest import PrefectServer
 from tests.integration.test_run_command import Place, gone
+from tests.mentions import one_line_mentions
 
 TRAIN = """
 import os, pathlib, signal, time
@@ -73,8 +74,8 @@ def test_a_framework_that_keeps_its_own_state_reports_steps_and_every_view_says_
     shown, lost = (share(found.ettr), duration(found.downtime_s)), plural(found.steps_lost or 0, "step")
     for command in (["status", "beats"], ["status", "beats", "--events"], ["cost", "beats"]):
         text = " ".join(place.done(*command)[1].split())
-        assert f"ETTR {shown[0]} of the time went into steps that were kept" in text, text
-        assert f"downtime {shown[1]}, each from the fault to the first new step" in text, text
+        assert one_line_mentions(text, "ETTR", shown[0]), text
+        assert one_line_mentions(text, "downtime", shown[1]), text
         assert f"steps lost {found.steps_lost}" in text, text
     words = f"1 incident: {shown[1]} of downtime, {lost} lost, ETTR {shown[0]}"
     assert words in said
@@ -95,8 +96,8 @@ def test_of_a_script_without_steps_nothing_is_claimed_that_nobody_knows(place: P
     assert "reschedule" in phases
     assert phases.isdisjoint({"communication", "load", "warm-up", "rollback"})
     text = " ".join(place.done("status", "silent")[1].split())
-    assert "ETTR not known: no steps are reported" in text
-    assert "steps lost not known: no steps are reported" in text
+    assert one_line_mentions(text, "ETTR", "not known")
+    assert one_line_mentions(text, "steps lost", "not known")
     measured = (
         f"{duration(one.downtime_s)} of downtime (each from the fault until all processes had started: training may have begun later)"
     )

@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.history import queries
 from tests.integration.stage import Play, Stage
 from tests.integration.test_takeover_flow import goes_on, recovered, stands_by
+from tests.mentions import mentions
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -50,15 +51,15 @@ def test_a_replaced_rank_gets_what_it_received_and_a_new_random_name_restarts_al
     assert held(play, 2) == first[2]
     differs = [one.text for one in queries.job_events(stage.history, play.job.id) if "took over, differs from before" in one.text]
     assert len(differs) == 1, differs
-    assert differs[0].startswith("rank 2, which another process took over, differs from before: ")
-    assert "gave other values to 'allreduce/(1,)float32'" in differs[0]
+    assert mentions(differs[0], "rank 2")
+    assert mentions(differs[0], "'allreduce/(1,)float32'")
     assert {rank: pid for rank, pid in play.pids().items() if rank != 2} == {0: before[0], 1: before[1]}
     play.chaos.kill(0)
     recovered(play, 2)
     goes_on(play)
     decisions = queries.decisions(stage.history, play.job.id)[1:]
     assert [one.action for one in decisions] == ["replace-ranks", "restart-workers"], play.log()
-    assert "sends other objects than the one before it sent" in decisions[1].passed_over["ReplaceRanks"]
+    assert mentions(decisions[1].passed_over["ReplaceRanks"], "other objects")
     second = [held(play, rank) for rank in range(RANKS)]
     assert second[0]["name"] == second[1]["name"] == second[2]["name"] != first[0]["name"]
     play.stops()

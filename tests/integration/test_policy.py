@@ -8,6 +8,7 @@ from pathlib import Path
 from holdfast.cli.commands.analyse.policy import attempts
 from holdfast.history import queries
 from tests.integration.stage import Play, Stage
+from tests.mentions import one_line_mentions
 from tests.waiting import wait_until
 
 
@@ -33,8 +34,8 @@ def test_a_policy_file_is_read_anew_and_a_bad_one_changes_nothing(stage: Stage, 
     file.write_text("based_on: balanced\nrecommended_actions: {worker-sigkill: evict}\n")
     wait_until(lambda: told(play, "has changed"), seconds=60, explain=play.log)
     (change,) = told(play, "has changed")
-    assert "recommended_actions.worker-sigkill: evict (was: as in the catalogue)" in change
-    assert "max_restarts_in_place: 3 (was: 9)" in change
+    assert one_line_mentions(change, "recommended_actions.worker-sigkill: evict")
+    assert one_line_mentions(change, "max_restarts_in_place: 3", 9)
     killed(play, 2)
     assert [one.action for one in play.incidents()] == ["restart-workers", "replace-node"], play.log()
     assert next(one for one in queries.faults(stage.history, play.job.id)[::-1] if one.root).recommended_action == "evict"
@@ -49,7 +50,7 @@ def test_a_policy_file_is_read_anew_and_a_bad_one_changes_nothing(stage: Stage, 
     file.write_text("recommended_actions: {worker-sigkil: record}\n")
     wait_until(lambda: told(play, "stays in force"), seconds=60, explain=play.log)
     (refusal,) = told(play, "stays in force")
-    assert "recommended_actions.worker-sigkil: line 1: no fault kind has this name. Did you mean 'worker-sigkill'?" in refusal
+    assert one_line_mentions(refusal, "recommended_actions.worker-sigkil", "line 1", "'worker-sigkill'")
     play.dies()
     play = stage.again(play.name, play.spec)
     wait_until(lambda: told(play, "The last policy that was in force"), seconds=40, explain=play.log)

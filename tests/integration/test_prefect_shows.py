@@ -15,6 +15,7 @@ import pytest
 from tests.integration.conftest import PrefectServer
 from tests.integration.prefect_api import ask
 from tests.integration.stage import Play, Stage
+from tests.mentions import mentions, one_line_mentions
 from tests.waiting import wait_until
 
 PATIENCE = 100.0
@@ -115,12 +116,12 @@ def test_a_run_shows_its_name_page_incidents_and_events(stage: Stage, prefect_se
     by_name = {"name": {"any_": ["train shown"]}}
     (run,) = asked(prefect_server, "flow_runs/filter", flow_runs=by_name)
     assert run["state_type"] == "COMPLETED"
-    assert run["state"]["message"] == "all 2 rank(s) exited with status 0"
+    assert mentions(run["state"]["message"], "2 rank(s)", "status 0")
     link = f"{prefect_server.url.removesuffix('/api')}/runs/flow-run/{run['id']}"
 
     incident = artifact(prefect_server, "shown-incident-1")
     assert incident["flow_run_id"] == run["id"]
-    assert incident["description"].startswith("Incident 1: rank 1 on node-1 killed (SIGKILL), recovered in ")
+    assert mentions(incident["description"], "Incident 1", "rank 1 on node-1", "SIGKILL", "recovered")
     for words in ("worker-sigkill", "restart-workers", "restart 1 of 3 within 3600 s", "reschedule (T1)", link):
         assert words in incident["data"]
     progress = artifact(prefect_server, "shown-progress")
@@ -149,11 +150,11 @@ def test_a_run_shows_its_name_page_incidents_and_events(stage: Stage, prefect_se
     over, ended = sorted(mail(mailbox, "shown"), key=lambda one: one["state"], reverse=True)
     (row,) = play.incidents()
     assert (over["id"], over["state"], over["level"], over["nodes"]) == (f"incident {row.id}", "over", "info", ["node-1"])
-    assert over["subject"].startswith("[stage/shown] incident 1: rank 1 on node-1 killed (SIGKILL), recovered in ")
+    assert mentions(over["subject"], "[stage/shown]", "incident 1", "rank 1 on node-1", "SIGKILL", "recovered")
     assert (over["cluster"], over["link"], bool(over["host"])) == ("stage", link, True)
     assert (ended["state"], ended["subject"]) == ("ended", "[stage/shown] completed")
     listed = notify(prefect_server, "list")
-    assert "box   Webhook  all            10.0 s         yes" in listed
+    assert one_line_mentions(listed, "box", "Webhook", "all", "10.0 s", "yes")
 
 
 ECC = "if rank == 1 and generation == 1 and step == 5: raise RuntimeError('CUDA error: uncorrectable ECC error encountered')"
@@ -171,7 +172,7 @@ def test_a_quarantine_needs_a_person_and_a_failed_job_is_one_notification(
     incident = next(one for one in mail(mailbox, "ecc-told") if one["state"] == "over")
     assert incident["level"] == "attention"
     assert incident["subject"].endswith("; node-1 quarantined")
-    assert "node-1 is quarantined: cuda-uncorrectable-ecc" in incident["text"]
+    assert one_line_mentions(incident["text"], "node-1", "quarantined", "cuda-uncorrectable-ecc")
     assert "node-1 is quarantined" in artifact(prefect_server, "ecc-told-incident-1")["data"]
     of_node = {"event": {"name": ["holdfast.node.quarantined"]}, "resource": {"id": ["holdfast.node.stage.node-1"]}}
 
@@ -188,7 +189,7 @@ def test_a_quarantine_needs_a_person_and_a_failed_job_is_one_notification(
         lambda: [one for one in mail(mailbox, "wrong") if one["state"] == "ended"], seconds=PATIENCE, explain=lambda: str(mailbox.mail)
     )
     (failed,) = [one for one in mail(mailbox, "wrong") if one["level"] == "attention"]
-    assert failed["subject"].startswith("[stage/wrong] job failed: rank 0 on node-")
+    assert mentions(failed["subject"], "[stage/wrong]", "rank 0")
     assert "model.py:12" in failed["text"]
     assert "/a/very/long/path" not in failed["text"] + failed["subject"]
 
@@ -205,7 +206,7 @@ def test_a_job_without_a_controller_is_an_alert_that_the_next_controller_withdra
         wait_until(lambda: told() == [*recommended_actions], seconds=PATIENCE, explain=lambda: f"{told()}\n{mailbox.mail}\n{play.log()}")
 
     def alerts() -> list[str]:
-        return [one["name"] for one in asked(prefect_server, "automations/filter") if "-alert-" in one["name"]]
+        return [one["name"] for one in asked(prefect_server, "automations/filter") if one["name"].endswith("-alert-lost")]
 
     play = stage.play("lost", args=["--steps", "100000"], nnodes=2, nproc_per_node=1)
     shows(prefect_server, play, 1)
@@ -217,7 +218,7 @@ def test_a_job_without_a_controller_is_an_alert_that_the_next_controller_withdra
     play.dies()
     tells("attention")  # one: of the second flow, as the first one's would have come before
     alert = next(one for one in mail(mailbox, "lost") if one["level"] == "attention")
-    assert alert["subject"].startswith("[stage/lost] no controller since ")
+    assert mentions(alert["subject"], "[stage/lost]", "no controller")
     for words in ("Training continues", "nobody would answer the next fault", "`holdfast run lost.yaml`", "Retry"):
         assert words in alert["text"]
     play = stage.again("lost", play.spec)

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks import troubles
 from holdfast.history import models, queries
 from tests.integration.stage import Play, Stage
+from tests.mentions import mentions
 from tests.waiting import wait_until
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "train_troubled.py"
@@ -69,14 +70,14 @@ def test_who_does_not_come_and_who_comes_to_the_wrong_place_are_named_and_replac
     trouble(play, 2, "dist.broadcast(torch.zeros(4), 0)")
     mismatch = the_fault(play, "collective-mismatch")
     assert (mismatch.rank, mismatch.node, mismatch.attributed_to) == (2, node[2], "user_code")
-    assert "rank 2 entered broadcast of 4 float32 values" in mismatch.evidence["quote"]
+    assert mentions(mismatch.evidence["quote"], "rank 2", "broadcast of 4 float32")
     gets_on(play)
     assert [one.action for one in play.incidents()] == ["replace-ranks", "replace-ranks"]
     trouble(play, 0, "poison = math.nan")
     loss = the_fault(play, "loss-not-finite")
     assert (loss.rank, loss.incident_id, loss.recommended_action) == (0, None, "monitor")
-    assert f"the loss of rank 0 is nan at step {loss.step}, on this rank alone" in loss.evidence["quote"]
-    assert any("The loss or its gradient is NaN or infinite" in one.text for one in queries.job_events(stage.history, play.job.id))
+    assert mentions(loss.evidence["quote"], "rank 0", "nan", f"step {loss.step}", "this rank")
+    assert any(mentions(one.text, "NaN or infinite") for one in queries.job_events(stage.history, play.job.id))
     assert play.kinds()[2:] in ([], ["loss-diverged"]), "the loss that stays none is an incident of its own"
 
 
@@ -88,14 +89,12 @@ def test_a_slow_rank_is_moved_if_that_pays_and_one_with_a_flipped_bit_is_replace
     trouble(play, 1, "slow = 0.08")
     slow = the_fault(play, "straggler-gpu")
     assert (slow.rank, slow.node, slow.incident_id) == (1, slowly, None)
-    assert "its computing is slow, not its links" in slow.evidence["quote"]
+    assert mentions(slow.evidence["quote"], "computing is slow")
     wait_until(lambda: nodes_of(play).get(1, slowly) != slowly and play.state() == "RUNNING", seconds=60, explain=play.log)
     assert play.incidents() == []
     weighed = next(one for one in queries.straggler_decisions(stage.history, play.job.id) if one.rank == 1)
     assert (weighed.act, weighed.node, weighed.kind) == ("move", slowly, "straggler-gpu")
-    assert re.match(
-        rf"rank 1 on {slowly}: staying costs .* a step x [\d,]+ remaining steps = .*; a migration costs .*: migrated$", weighed.reason
-    )
+    assert re.match(rf"rank 1 on {slowly}: .* x [\d,]+ .* = .*: migrated$", weighed.reason)
     wait_until(lambda: queries.finished_migrations(stage.history, play.job.id)[-1].done, seconds=30, explain=play.log)
     assert (queries.finished_migrations(stage.history, play.job.id)[-1].facts or {})["pause"] > 0
     liar = nodes_of(play)[2]
@@ -104,7 +103,7 @@ def test_a_slow_rank_is_moved_if_that_pays_and_one_with_a_flipped_bit_is_replace
     assert (wrong.rank, wrong.node) == (2, liar)
     assert wrong.step is not None
     assert wrong.step % 16 == 0
-    assert f"rank 2 on {liar} has other parameters than its 2 equal copies, first in '2.weight'" in wrong.evidence["quote"]
+    assert mentions(wrong.evidence["quote"], f"rank 2 on {liar}", 2, "'2.weight'")
     gets_on(play)
     play.steps_to(play.chaos.step() + 40)
     assert play.kinds() == ["silent-corruption"]
@@ -137,6 +136,6 @@ def test_an_evaluation_and_a_save_that_nobody_declared_are_remarked_on_and_no_fa
     wait_until(lambda: [one for one in queries.job_events(stage.history, play.job.id) if "no rank made progress" in one.text], seconds=30)
     first = next(one.text for one in queries.job_events(stage.history, play.job.id) if "no rank made progress" in one.text)
     assert re.search(r"rank 0 on node-\d did not arrive at allreduce #\d+ of group 0 \(ranks 1, 2 wait", first), first
-    assert "It counts as a hang after 300 s (`timeouts.hang`)" in first
+    assert mentions(first, "300 s")
     assert (play.incidents(), nodes_of(play)) == ([], before)
     assert [one.kind for one in queries.faults(stage.history, play.job.id) if one.kind.startswith(("job-", "collective-"))] == []

@@ -16,6 +16,7 @@ from policies.node_health import HealthAssessment, HealthFinding
 from tests.history.rows import service_moves
 from tests.integration.prefect_api import ask
 from tests.integration.stage import BOOTED, Play, Stage
+from tests.mentions import mentions, one_line_mentions
 from tests.monitors import is_read
 from tests.waiting import wait_until
 
@@ -70,11 +71,11 @@ def off_the_bus(stage: Stage, tmp_path: Path, name: str) -> Play:
         "kernel log on node-0",
         None,
     )
-    assert "GPU has fallen off the bus" in job_events(play)
+    assert one_line_mentions(job_events(play), "fallen off the bus")
     assert (play.state(), play.incidents()) == ("RUNNING", []), "by itself it stops nothing"
     play.chaos.kill(0)
     play.reaches("WAITING")
-    assert "0 node(s) are left and the job needs 1, so approval is requested" in play.reason()
+    assert mentions(play.reason(), "0 node(s)", 1, "approval")
     wait_until(
         lambda: [one.flow_run for one in approvals.pending_approvals(stage.history)] not in ([], [None]), seconds=30, explain=play.log
     )
@@ -87,7 +88,7 @@ def test_a_node_with_a_fault_of_its_own_stays_out_until_a_person_takes_it_back(s
     (asked,) = approvals.pending_approvals(stage.history)
     command = [sys.executable, "-m", "holdfast", "approve", str(asked.number), "--reason", "swap it"]
     said = subprocess.run(command, env=stage.environment, capture_output=True, text=True, check=True).stdout
-    assert re.match(rf"approval {asked.number} of job off-bus is answered: isolate node-0 by \S+@\S+: swap it\n", said)
+    assert re.match(rf"approval {asked.number} of job off-bus .*\bisolate node-0 by \S+@\S+: swap it\n", said)
     wait_until(lambda: re.search(r"node-0 is (taken out|quarantined) by job off-bus", play.reason()), seconds=30, explain=play.log)
     assert play.state() == "WAITING"
     wait_until(
@@ -102,8 +103,8 @@ def test_a_node_with_a_fault_of_its_own_stays_out_until_a_person_takes_it_back(s
 
     other = stage.play("next", args=["--steps", "5"], nnodes=1, nproc_per_node=1)
     assert other.ends() == 1, other.log()
-    assert "node-0 is quarantined by job off-bus (cordon 1): gpu-off-bus" in other.reason()
-    assert "`holdfast node return node-0 --reason ...`" in other.reason()
+    assert mentions(other.reason(), "node-0", "quarantined", "job off-bus", "cordon 1", "gpu-off-bus")
+    assert mentions(other.reason(), "holdfast node return node-0 --reason")
     assert play.state() == "WAITING", "the node answers all the time, and is not taken"
 
     assert "quarantined -> healthy" in say(stage, tmp_path, "return", "node-0", "--reason", "GPU reseated")
@@ -124,9 +125,9 @@ def test_a_form_in_prefects_ui_keeps_a_node_that_a_person_trusts(stage: Stage, t
     assert call(stage, f"flow_runs/{asked.flow_run}/resume", {"run_input": form})["status"] == "ACCEPT"
     assert play.ends() == 0, play.log()
     assert [(one.action, one.outcome) for one in play.incidents()] == [("restart-workers", "recovered")]
-    assert "is answered: keep node-0 by ann: known bad sensor" in job_events(play)
+    assert one_line_mentions(job_events(play), "answered", "keep node-0", "ann", "known bad sensor")
     assert service_moves(stage.history, "stage", "node-0") == []
-    assert run_of(stage, asked)["state"]["message"] == "keep node-0 by ann: known bad sensor"
+    assert mentions(run_of(stage, asked)["state"]["message"], "keep node-0", "ann", "known bad sensor")
 
 
 def standings(stage: Stage) -> dict[str, str]:
@@ -151,6 +152,6 @@ def test_a_node_that_is_held_or_sick_is_given_to_no_job(stage: Stage, tmp_path: 
     (generation,) = queries.generations(stage.history, play.job.id)
     assert list(generation.ranks) == ["node-2"]
     assert standings(stage) == {"node-2": "healthy", "node-3": "healthy"}
-    assert "node-0 is left out: held by " in job_events(play)
-    assert "new fan; `holdfast node uncordon node-0 --reason ...` returns it to service" in job_events(play)
-    assert "node-1 passed over: unhealthy: gpu-off-bus: GPU 0: Xid 79" in job_events(play)
+    assert one_line_mentions(job_events(play), "node-0", "left out", "held")
+    assert one_line_mentions(job_events(play), "new fan", "holdfast node uncordon node-0 --reason")
+    assert one_line_mentions(job_events(play), "node-1", "unhealthy", "gpu-off-bus", "GPU 0", "Xid 79")

@@ -16,6 +16,7 @@ README = (ROOT / "README.md").read_text()
 
 TRAIN = """
 import os, signal
+print("rank", os.environ["RANK"], "trains", flush=True)
 if os.environ["RANK"] == "1" and os.environ["HOLDFAST_GENERATION"] == "1":
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -54,17 +55,25 @@ def run(args: list[str], place: Path) -> str:
     return done.stdout
 
 
-NOT_HERE = {"stop", "profile"}
-"""Commands of the README for a job that still runs, or whose script has a session: this one has ended, and has none."""
+NOT_HERE = {"stop"}
+"""Commands of the README for a job that still runs: this one has ended."""
 
 
 def test_the_quick_start_does_what_the_readme_says(place: Path) -> None:
     """Validate, run through a killed rank, then read what happened, with the words of the README."""
-    said = {args[1]: run(args, place) for args in [*commands("holdfast run"), *commands("holdfast status")] if args[1] not in NOT_HERE}
-    assert list(said) == ["validate", "run", "status", "history", "show", "report", "advise", "checkpoints"]
-    assert "COMPLETED" in said["status"].upper()
-    assert "worker-sigkill" in said["show"]
+    said = {" ".join(args[1:3]): run(args, place) for args in commands("holdfast validate") if args[1] not in NOT_HERE}
+    job = ["validate job.yaml", "run job.yaml", "status gpt-small"]
+    assert list(said) == [*job, "incidents gpt-small", "incidents show", "logs gpt-small", "report gpt-small", "cost gpt-small"]
+    assert "COMPLETED" in said["status gpt-small"].upper()
+    assert "worker-sigkill" in said["incidents show"]
+    assert "rank 1 trains" in said["logs gpt-small"]
     assert (place / "report.html").stat().st_size > 0
+
+
+def test_the_readme_is_short_and_has_the_commands_of_a_clone() -> None:
+    """At most 150 lines, with the set-up commands, the demo and the tests."""
+    assert len(README.splitlines()) <= 150
+    assert re.findall(r"^make (\w+)", block("bash", "make install"), re.MULTILINE) == ["install", "demo", "test"]
 
 
 SETTING = """

@@ -18,6 +18,7 @@ from holdfast.testing.orphans import leftovers
 from policies.states import State
 from tests.cli.terminal import Terminal
 from tests.integration.conftest import PrefectServer
+from tests.mentions import mentions, one_line_mentions
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
@@ -122,7 +123,7 @@ def test_a_job_runs_to_its_end(place: Place) -> None:
     assert "[rank 0] I am 0" in said
     assert "I am 1" not in said, "ranks that nobody asked for"
     lines = [line[10:] for line in said.splitlines() if not line.startswith("[rank 0]")]
-    assert lines[0].startswith("Job 'binary': binary.py on 1 node of cluster 'local', 2 ranks each.")
+    assert mentions(lines[0], "'binary'", "binary.py", "1 node", "cluster 'local'", "2 ranks")
     told = [line.partition(": ")[0] for line in lines if line.partition(": ")[0] in set(State)]
     assert told == states(place, "binary"), "so short a job may have ended before it was seen at work"
     assert lines[-1].startswith("job 'binary' COMPLETED after")
@@ -149,7 +150,7 @@ def test_local_nodes_share_no_gpu(place: Place) -> None:
     job = "name: shown\nscript: shown.py\ncluster: {nodes: 3}\nnnodes: %d\n"
     (place.folder / "shown.yaml").write_text(job % 3)
     status, said = place.done("run", "shown.yaml")
-    assert (status != 0, "local nodes share no GPU" in said, 'CUDA_VISIBLE_DEVICES: ""' in said) == (True, True, True), said
+    assert (status != 0, one_line_mentions(said, "GPU"), 'CUDA_VISIBLE_DEVICES: ""' in said) == (True, True, True), said
     assert not place.log()
     assert not list(place.folder.glob("shown-*"))
     (place.folder / "shown.yaml").write_text(job % 2)
@@ -176,7 +177,7 @@ def test_the_users_own_error_ends_the_job_with_its_traceback(place: Place) -> No
     status, said = place.done("run", place.job("wrong", "def train():\n    return 1 / 0\n\ntrain()\n"))
     assert status == 1
     assert "│ ZeroDivisionError: division by zero" in said
-    assert "--job wrong` shows the last incident in full" in said
+    assert one_line_mentions(said, "--job wrong")
     gone(place)
 
 
@@ -188,7 +189,7 @@ def test_ctrl_c_stops_the_job(place: Place) -> None:
     child.send_signal(signal.SIGINT)
     said, _ = child.communicate(timeout=SECONDS)
     assert child.returncode == 130, said
-    assert "requested a stop of the job" in said
+    assert one_line_mentions(said, "stop of the job")
     assert place.state("nap") == "CANCELLED"
     gone(place)
 
@@ -259,12 +260,12 @@ def test_a_killed_flow_is_told_adopted_and_stopped(place: Place) -> None:
     assert refused[0] == 2
     assert "already running" in refused[1]
     assert first.returncode == 4, said
-    assert "Training continues under its agents" in said
+    assert one_line_mentions(said, "continues under its agents")
     assert place.flow("kept") == 0
     status, said = place.done("run", name, "--detach")
     assert status == 0, said + place.log()
-    assert "runs without a controller; a new one reattaches" in said
-    assert "The files differ from what runs" not in said
+    assert one_line_mentions(said, "without a controller")
+    assert not one_line_mentions(said, "differ")
     assert int(place.pid()) == worker
     assert Path(f"/proc/{worker}").exists()
     status, said = place.done("stop", "kept")
@@ -282,7 +283,7 @@ def test_a_command_that_is_told_to_let_go_passes_it_on_and_ends_without_its_job(
     first.send_signal(signal.SIGUSR1)
     said, _ = first.communicate(timeout=SECONDS)
     assert first.returncode == 6, said
-    assert "the controller detached from job 'let', as requested. Training continues" in said
+    assert one_line_mentions(said, "detached", "'let'", "continues")
     assert "Traceback" not in place.log()
     assert place.flow("let") == 0
     assert place.done("run", name, "--detach")[0] == 0, place.log()
@@ -314,7 +315,7 @@ def test_a_command_that_is_told_to_let_go_at_once_begins_no_job(place: Place) ->
     child.send_signal(signal.SIGUSR1)
     said, _ = child.communicate(timeout=SECONDS)
     assert child.returncode == 6, said + place.log()
-    assert "the controller detached from job 'sooner', as requested. The job had not started" in said
+    assert one_line_mentions(said, "detached", "'sooner'", "not started")
     assert place.state("sooner") == ""
 
 
@@ -348,5 +349,5 @@ def test_a_flow_that_cannot_start_is_told_with_its_last_words(place: Place) -> N
     said, _ = child.communicate(timeout=SECONDS)
     assert child.returncode == 1
     assert "RuntimeError: no prefect here" in said
-    assert "before job 'never' began" in said
+    assert one_line_mentions(said, "'never'")
     gone(place)

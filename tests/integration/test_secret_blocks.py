@@ -37,9 +37,7 @@ def test_a_secret_is_read_out_of_a_block(prefect_server: PrefectServer, key: str
     """As a user saved it; one that is not there is named with the way to save it."""
     monkeypatch.setenv("PREFECT_API_URL", prefect_server.url)
     assert secret("block:site-key", "the key") == key
-    with pytest.raises(
-        UnusableFile, match=r'no block of the type Secret by this name\. Save it: `Secret\(value=\.\.\.\)\.save\("other"\)`'
-    ):
+    with pytest.raises(UnusableFile, match=r'`Secret\(value=\.\.\.\)\.save\("other"\)`'):
         secret("block:other", "the key")
 
 
@@ -55,7 +53,7 @@ def test_a_flow_whose_own_server_stands_in_asks_the_one_that_has_the_block(
     monkeypatch.setenv(TEMPORARY_FOR, prefect_server.url)
     assert secret("block:site-key", "the key") == key
     monkeypatch.setenv(TEMPORARY_FOR, "")
-    with pytest.raises(UnusableFile, match=r"no Prefect server is configured.*Set PREFECT_API_URL"):
+    with pytest.raises(UnusableFile, match=r"PREFECT_API_URL"):
         secret("block:other", "the key")
 
 

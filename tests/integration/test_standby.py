@@ -20,6 +20,7 @@ from tests.history.conftest import postgres  # noqa: F401 (a fixture)
 from tests.history.postgres_server import PostgresServer
 from tests.integration.conftest import PrefectServer
 from tests.integration.stage import Play, Stage
+from tests.mentions import one_line_mentions
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -86,7 +87,7 @@ def test_a_flow_that_is_told_to_let_go_hands_its_job_over_and_no_rank_notices(st
     said = handed_over(play)
     assert play.process.wait(60) == 6, play.log()
     wait_until(lambda: has_taken_over(play), seconds=60, explain=standby.log)
-    assert "the controller detached from job 'handed'" in said
+    assert one_line_mentions(said, "detached", "'handed'")
     assert any("asked it to" in one.text for one in queries.job_events(stage.history, play.job.id))
     standby.steps_to(standby.chaos.step() + 5)
     assert (pids(play), standby.incidents(), len(queries.generations(stage.history, play.job.id))) == (before, [], 1)
@@ -103,7 +104,7 @@ def test_a_flow_that_is_told_to_let_go_hands_its_job_over_and_no_rank_notices(st
         lease = session.get(Lease, play.job.id)
         assert lease is not None
         assert lease.expires_at == 0.0, "it was left to lapse, for which a standby on another host would have to wait"
-    assert "job 'handed' has no controller" in handed_over(play)
+    assert one_line_mentions(handed_over(play), "'handed'", "no controller")
     third = stage.again("handed", play.spec)
     wait_until(lambda: [one for one in third.incidents() if one.closed_at], seconds=60, explain=third.log)
     assert [(one.kind, one.outcome) for one in third.incidents()] == [("worker-sigkill", "recovered")]
@@ -174,8 +175,8 @@ def test_a_flow_that_stood_still_before_it_fenced_a_node_ends_nothing_of_the_flo
     os.kill(play.process.pid, signal.SIGCONT)
     assert play.process.wait(60) == 4, play.log()
     said = (play.spec.parent / "flow.log").read_text()
-    assert "node.superseded node=node-1 epoch=2 ours=1" in said
-    assert "the lease of job 'late' went to the flow" in said
+    assert one_line_mentions(said, "node.superseded", "node=node-1", "epoch=2", "ours=1")
+    assert one_line_mentions(said, "lease", "'late'")
     standby.steps_to(standby.chaos.step() + 10)
     assert (pids(play), [play.chaos.ask(node)["pid"] for node in ("node-0", "node-1")]) == (before, agents)
     standby.stops()
@@ -223,7 +224,7 @@ def test_a_flow_whose_prefect_server_is_away_says_so(stage: Stage) -> None:
     stage.environment = stage.environment | {"PREFECT_API_URL": f"http://127.0.0.1:{free_port()}/api"}
     play = stage.play("unserved", args=ENDLESS, **TWO)
     assert play.process.wait(60) == 2
-    assert "cannot be used: [Errno 111] Connection refused. Start it" in play.log()
+    assert one_line_mentions(play.log(), "Connection refused")
     assert "Traceback" not in play.log()
 
 

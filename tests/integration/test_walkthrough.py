@@ -1,4 +1,4 @@
-"""What deployments/README.md tells a newcomer works as it stands there: in a fresh clone, with server, worker and Chromium."""
+"""What docs/how-to/prefect-deployments.md tells a newcomer works as it stands there: in a fresh clone, with server, worker and Chromium."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from playwright.sync_api import Page, expect, sync_playwright
 from holdfast.ports import free_port
 from tests.integration.conftest import answers
 from tests.integration.test_deployment import errors_in
+from tests.mentions import one_line_mentions
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "deployments" / "README.md").read_text()
-STEPS = re.findall(r"```bash\n(.*?)```", PAGE.partition("## Prefect, step by step")[2].partition("\n## ")[0], re.DOTALL)
+PAGE = (ROOT / "docs/how-to/prefect-deployments.md").read_text()
+STEPS = re.findall(r"```bash\n(.*?)```", PAGE.partition("## Step by step")[2].partition("\n## ")[0], re.DOTALL)
 CHROMIUM = "/usr/bin/chromium"
 QUIET = [f"--{word}" for word in ("no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking")]
 PATIENCE = 120_000
@@ -134,14 +135,14 @@ def test_a_newcomer_follows_the_page_from_nothing_to_a_trained_job(reader: Reade
     fill_in_the_form(page, f"http://127.0.0.1:{reader.port}", f"{reader.clone}/examples/byte_gpt.py --steps 20")
 
     said = reader.types(command_line)
-    assert "finished successfully in 'Completed'" in said
+    assert one_line_mentions(said, "successfully", "'Completed'")
     assert "hello-cli  COMPLETED" in said
     address, _, _ = command_line.partition("\n")
     coming = reader.types(f"{address}\n{schedules}")
     assert "cluster-health" in coming
     assert "node-repair" in coming
     said = reader.types(f"{address}\n{own_cluster}")
-    assert "finished successfully in 'Completed'" in said
+    assert one_line_mentions(said, "successfully", "'Completed'")
     assert errors_in(reader.log(0)) == []
     assert f'File "{reader.clone}' not in reader.log(1), "a traceback through Holdfast"
 

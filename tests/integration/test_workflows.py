@@ -20,6 +20,7 @@ from holdfast.testing.chaos import Chaos
 from tests.integration.conftest import PrefectServer
 from tests.integration.test_deployment import POOL, ended, id_in, prefect, state_of, worker
 from tests.integration.test_prefect_shows import asked
+from tests.mentions import mentions
 from tests.waiting import wait_until
 
 __all__ = ["worker"]  # a fixture
@@ -166,7 +167,7 @@ def test_each_block_answers_with_a_value_or_fails_in_one_sentence(prefect_server
     names = {"probe cluster blocks", "burn in node-0 of blocks", "wait for 2 nodes of blocks", "latest checkpoint of block-ok"}
     wait_until(lambda: names <= task_states(prefect_server, flows=by_flow).keys(), seconds=60)
     states = task_states(prefect_server, flows=by_flow)
-    assert "cluster 'blocks' has 1 free node(s) of the 2 required" in states["wait for 2 nodes of blocks"]["message"]
+    assert mentions(states["wait for 2 nodes of blocks"]["message"], "'blocks'", 1, 2)
 
 
 def task_states(server: PrefectServer, **which: Any) -> dict[str, dict[str, Any]]:

@@ -11,6 +11,7 @@ from detectors.catalogue import Fault, RecommendedAction, RecommendedActions
 from policies.case import Case, Pass, RecoveryAction
 from policies.escalation import RollBack
 from policies.policy import NAMED, Policy
+from tests.mentions import mentions
 from tests.policies.cases import NOW, a_case, a_recovery
 
 
@@ -27,13 +28,13 @@ def test_each_policy_goes_back_twice_and_then_stops_with_the_reason(name: str) -
     """The state after the step before may be spoiled already: its loss was the last number."""
     first = NAMED[name].decide(lost_at(77)).decision
     assert (first.action, first.before, first.skip) == (RecoveryAction.ROLLBACK, 76, ())
-    assert "with the same data" in first.reason
+    assert mentions(first.reason, "same data")
     second = NAMED[name].decide(lost_at(80, 77)).decision
     assert (second.action, second.before, second.skip) == (RecoveryAction.ROLLBACK, 79, (79, 80))
-    assert "without the batches of 79 and 80" in second.reason
+    assert mentions(second.reason, "79 and 80")
     third = NAMED[name].decide(lost_at(78, 77, 80)).decision
     assert third.action is RecoveryAction.FAIL
-    assert "happened again after 2 restore(s)" in third.reason
+    assert mentions(third.reason, 2)
 
 
 def test_a_distant_step_is_another_problem_and_the_policy_sets_the_numbers() -> None:

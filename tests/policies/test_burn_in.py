@@ -10,6 +10,7 @@ import pytest
 from detectors.burn_in_results import Check, CheckMark
 from detectors.codec import MalformedData, packed, unpacked
 from policies.burn_in import BurnInThresholds, apply_thresholds, outcome, seen
+from tests.mentions import mentions
 
 LIMITS = BurnInThresholds(disk=100.0, network=50.0, latency=2.0, clock=1.0)
 
@@ -58,9 +59,10 @@ def test_one_failure_is_one_too_many_and_being_blind_is_no_pass() -> None:
     blind, spare = a_check(CheckMark.SKIPPED, name="disk", words="no way in"), a_check(CheckMark.SKIPPED, name="gpu", needed=False)
     assert outcome("a", [a_check(), spare]).mark is CheckMark.PASSED
     assert outcome("a", [a_check(), blind]).mark is CheckMark.SKIPPED
-    assert "disk: no way in" in outcome("a", [a_check(), blind]).reason
-    failed = outcome("a", [a_check(CheckMark.FAILED, words="a bit was lost"), blind])
-    assert (failed.mark, failed.reason) == (CheckMark.FAILED, "network: a bit was lost")
+    assert mentions(outcome("a", [a_check(), blind]).reason, "disk", "no way in")
+    failed = outcome("a", [a_check(CheckMark.FAILED, words="bit lost"), blind])
+    assert failed.mark is CheckMark.FAILED
+    assert mentions(failed.reason, "network", "bit lost")
     assert outcome("a", [spare]).mark is CheckMark.SKIPPED, "where nothing was tried nothing was passed"
     assert outcome("a", []).mark is CheckMark.SKIPPED
 

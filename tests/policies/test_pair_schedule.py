@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from detectors.burn_in_results import CheckMark
 from policies.pair_schedule import PairTest, findings, next_round
+from tests.mentions import mentions
 
 ROUNDS = 3
 """One in which everybody under test meets somebody, and two of re-pairing for those of bad pairs."""
@@ -55,7 +56,7 @@ def test_one_bad_node_among_three_or_more_is_named_and_all_others_pass(count: in
     partners, bad = names[len(tested) :], data.draw(st.sampled_from(names))
     for node, found in findings(tested, after_all_rounds(tested, partners, {bad})).items():
         assert found.mark is (CheckMark.FAILED if node == bad else CheckMark.PASSED), (node, bad, found)
-        assert node != bad or "the node is at fault" in found.words
+        assert node != bad or mentions(found.words, "node is at fault")
 
 
 @given(st.integers(2, 4), st.data())
@@ -64,7 +65,7 @@ def test_several_bad_nodes_are_all_named_where_enough_are_healthy(many: int, dat
     names = [f"n{number}" for number in range(4 * many)]
     bad = set(data.draw(st.lists(st.sampled_from(names), min_size=many, max_size=many, unique=True)))
     found = findings(names, after_all_rounds(names, [], bad))
-    assert {node for node, one in found.items() if one.mark is CheckMark.FAILED and "the node is at fault" in one.words} == bad
+    assert {node for node, one in found.items() if one.mark is CheckMark.FAILED and mentions(one.words, "node is at fault")} == bad
 
 
 def test_of_two_nodes_alone_the_bad_one_is_not_known() -> None:
@@ -93,11 +94,11 @@ def test_a_bad_path_between_two_healthy_nodes_blames_neither() -> None:
     ]
     found = findings(["a", "b"], met)
     assert [one.mark for one in found.values()] == [CheckMark.PASSED] * 2
-    assert "the path between is at fault, not a node: with b: slow" in found["a"].words
+    assert mentions(found["a"].words, "b: slow")
 
 
 def test_a_meeting_that_could_not_be_speaks_against_nobody() -> None:
     """Nor does having nobody to meet."""
     met = [PairTest(a="a", b="b", mark=CheckMark.SKIPPED, words="b is away")]
     assert findings(["a", "c"], met)["a"].mark is CheckMark.SKIPPED
-    assert findings(["a", "c"], met)["c"].words == "there was no other node to test it with"
+    assert mentions(findings(["a", "c"], met)["c"].words, "no other node")

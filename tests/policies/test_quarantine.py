@@ -26,6 +26,7 @@ from policies.cordons import (
 from policies.node_faults import find_node_faults, isolating_fault
 from policies.node_states import NodeState
 from policies.quarantine import begin_burn_in, doubt, end_burn_in, hold, quarantine, readmit, release, retire, settle
+from tests.mentions import mentions
 from tests.policies.cases import NOW, a_case
 
 JOB, ANN, BOB = Owner(name="job gpt"), Owner(name="ann@desk", person=True), Owner(name="bob@desk", person=True)
@@ -127,7 +128,7 @@ def test_programs_take_out_a_quarter_at_most_and_one_always(size: int, isolated:
     assert isinstance(answer, CordonChanged if may else NeedsPerson)
     if not may:
         assert isinstance(answer, NeedsPerson)
-        assert f"{isolated} of the cluster's {size} node(s) are out of service" in answer.why
+        assert mentions(answer.why, isolated, size)
         approved = quarantine(FRESH, replace(word(1.0), approved="ann@desk"), QuarantineLimits(size=size, isolated=isolated))
         assert isinstance(approved, CordonChanged)
     assert isinstance(hold(FRESH, word(1.0, ANN)), CordonChanged)
@@ -156,7 +157,7 @@ def test_of_two_persons_cordons_one_must_be_named() -> None:
     both = done(hold(done(hold(FRESH, word(1.0, ANN))), word(2.0, BOB)))
     answer = release(both, word(3.0, ANN))
     assert isinstance(answer, TransitionRefused)
-    assert "1 (ann@desk: Xid 79), 2 (bob@desk: Xid 79)" in answer.why
+    assert mentions(answer.why, "1 (ann@desk", "2 (bob@desk")
     one = done(release(both, word(3.0, ANN), 1))
     assert (one.state, [left.number for left in one.holds]) == (NodeState.HELD, [2])
     assert isinstance(release(one, word(4.0, ANN), 1), OutOfDate)
@@ -186,7 +187,7 @@ def test_a_retired_node_is_not_tested() -> None:
     gone = done(retire(done(quarantine(FRESH, word(1.0), WARD)), word(2.0, ANN)))
     answer = begin_burn_in(gone, word(3.0), 1, seconds=60.0)
     assert isinstance(answer, TransitionRefused)
-    assert "`holdfast node return a --reason ...`" in answer.why
+    assert mentions(answer.why, "holdfast node return a --reason")
     assert done(readmit(gone, word(4.0, ANN))).state is NodeState.HEALTHY
 
 
@@ -202,7 +203,7 @@ def test_failed_burn_ins_come_less_often_and_retire_at_last() -> None:
         waits.append((node.holds[0].until or 0.0) - at)
     assert waits[:4] == [100.0, 100.0, 200.0, 100.0]
     assert node.state is NodeState.RETIRED
-    assert "failed burn-in 3 within 30 d: Xid 79" in node.holds[-1].reason
+    assert mentions(node.holds[-1].reason, "burn-in 3", "30 d", "Xid 79")
     assert [one.kind for one in node.holds] == ["quarantine", "retirement"], "what it was quarantined for stays on record"
 
 
@@ -221,9 +222,9 @@ def test_the_reason_names_owner_number_and_cure() -> None:
     assert describe(FRESH) == ""
     assert describe(done(doubt(FRESH, word(1.0), WARD))) == ""
     out = done(quarantine(FRESH, word(1.0), WARD))
-    assert describe(out) == "quarantined by job gpt (cordon 1): Xid 79; `holdfast node return a --reason ...` returns it to service"
-    assert describe(done(hold(out, word(2.0, ANN)))).startswith("held by ann@desk (cordon 2): Xid 79; `holdfast node uncordon a ")
-    assert describe(done(retire(out, word(2.0, ANN)))).startswith("retired by ann@desk (cordon 2)")
+    assert mentions(describe(out), NodeState.QUARANTINED, "job gpt", "cordon 1", "Xid 79", "holdfast node return a --reason")
+    assert mentions(describe(done(hold(out, word(2.0, ANN)))), "held", "ann@desk", "cordon 2", "Xid 79", "holdfast node uncordon a")
+    assert mentions(describe(done(retire(out, word(2.0, ANN)))), "retired", "ann@desk", "cordon 2")
 
 
 # -- what a node has to answer for ----------------------------------------------------------------------------------------
@@ -256,13 +257,15 @@ def test_what_was_done_to_a_node_is_not_its_own() -> None:
     assert [one.node for one in find_node_faults(told, ("a", "b"))] == ["a"]
     assert find_node_faults(told, ("c",)) == []
     (found,) = find_node_faults(told, ("a",))
-    assert (found.reason, found.evidence, found.seen) == ("gpu-off-bus: Xid 79", ("gpu-off-bus: Xid 79",), NOW)
+    assert (found.evidence, found.seen) == ((found.reason,), NOW)
+    assert mentions(found.reason, "gpu-off-bus", "Xid 79")
 
 
 def test_a_lost_node_whose_gpu_fell_off_before_answers_for_that() -> None:
     """The root is that it is gone; the evidence is what it said before."""
     (found,) = find_node_faults(a_case("node-lost", "a", ("gpu-off-bus", "a")), ("a",))
-    assert (found.severe, found.reason) == (True, "gpu-off-bus: also seen")
+    assert found.severe
+    assert mentions(found.reason, "gpu-off-bus")
     assert isolating_fault([], CATALOGUE_ACTIONS) is None
 
 

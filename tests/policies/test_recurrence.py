@@ -12,6 +12,7 @@ from detectors.diagnosis import Diagnosis
 from policies.case import Case, HotSpare, Noted, Pass, PastFault, RecoveryAction
 from policies.escalation import POLICIES, decide
 from policies.recurrence import ExcuseWhenCorrelated, LeaveWhenFlapping, LeaveWhenRecurring
+from tests.mentions import mentions
 from tests.policies.cases import NOW, a_case, a_recovery, decided
 
 KILL, GPU, HANGS = "worker-sigkill", "gpu-memory-double-bit", "gpu-channel-timeout"
@@ -53,7 +54,7 @@ def test_a_fault_on_three_nodes_is_attributed_to_none() -> None:
     assert (after.unfit, after.bad) == ((), ())
     decision = decided("balanced", case)
     assert decision.action is RecoveryAction.RESTART_WORKERS
-    assert "gpu-off-bus came on 3 nodes (a, x, y) within 600 s: attributed to none of them" in decision.reason
+    assert mentions(decision.reason, "gpu-off-bus", 3, "a, x, y", "600 s")
     assert decided("aggressive", case).action is RecoveryAction.RESTART_WORKERS
 
 
@@ -125,7 +126,7 @@ def test_the_fourth_incident_of_one_kind_on_one_node_moves_it_out() -> None:
     case = again(7200, 40_000, 86_399, spares=("s",))
     decision = decided("balanced", case)
     assert (decision.action, decision.drop, decision.add) == (RecoveryAction.REPLACE_NODE, ("a",), ("s",))
-    assert f"{HANGS} for time 4 within 86400 s on a: too often, the node is replaced" in decision.reason
+    assert mentions(decision.reason, HANGS, 4, "86400 s", "a")
     assert decided("patient", case).action is RecoveryAction.RESTART_WORKERS
     assert decided("balanced", again(7200, 40_000, 86_400, spares=("s",))).action is RecoveryAction.RESTART_WORKERS
 
@@ -133,7 +134,7 @@ def test_the_fourth_incident_of_one_kind_on_one_node_moves_it_out() -> None:
 def test_what_is_possible_decides_a_node_stays_where_no_spare_is() -> None:
     """An unhealthy place is better than none."""
     case = again(10, 20, 30, least=1)
-    assert "there is no spare" in passed(LeaveWhenRecurring(), case)
+    assert mentions(passed(LeaveWhenRecurring(), case), "spare")
     assert decided("balanced", case).action is RecoveryAction.RESTART_WORKERS
 
 
@@ -174,7 +175,7 @@ def test_a_device_is_told_from_others_where_it_is_known() -> None:
     assert "for time 3" in passed(LeaveWhenRecurring(), unknown)
     root = Fault(kind=GPU, at=NOW, node="a", device="0000:3b:00")
     known = replace(unknown, diagnosis=Diagnosis(root=root, secondary_failures=(), reason="seen"))
-    assert "for time 2 within 86400 s on a (0000:3b:00)" in passed(LeaveWhenRecurring(), known)
+    assert mentions(passed(LeaveWhenRecurring(), known), 2, "86400 s", "a", "0000:3b:00")
 
 
 def test_replace_ranks_moves_all_ranks_of_a_removed_node() -> None:
@@ -200,7 +201,7 @@ def test_a_flapping_fault_replaces_the_node_though_training_continued() -> None:
     assert noted(LeaveWhenFlapping(), case).worn == {"a"}
     decision = decided("balanced", case)
     assert (decision.action, decision.drop) == (RecoveryAction.REPLACE_NODE, ("a",))
-    assert "link-down came 5 time(s) within 600 s on a: too often" in decision.reason
+    assert mentions(decision.reason, "link-down", 5, "600 s", "a")
 
 
 def test_reports_within_moments_are_one_occurrence() -> None:
@@ -212,7 +213,7 @@ def test_reports_within_moments_are_one_occurrence() -> None:
 def test_processes_that_die_again_and_again_do_not_flap() -> None:
     """A node's parts come and go; a process only ends."""
     deaths = before(100, 200, 300, 400)
-    assert passed(LeaveWhenFlapping(), a_case(spares=("s",), earlier=deaths)) == "no fault is attributed to the parts of a node"
+    assert mentions(passed(LeaveWhenFlapping(), a_case(spares=("s",), earlier=deaths)), "no fault")
 
 
 def test_what_is_only_recorded_or_long_ago_does_not_flap() -> None:
@@ -236,4 +237,4 @@ def test_a_common_fault_is_not_counted_against_a_node_that_had_it_often() -> Non
     answer = decide(POLICIES["balanced"], a_case(HANGS, spares=("s",), earlier=often))
     assert answer.decision.action is RecoveryAction.RESTART_WORKERS
     assert list(answer.noted) == ["ExcuseWhenCorrelated"]
-    assert answer.passed_over["LeaveWhenRecurring"] == "it came on many nodes"
+    assert mentions(answer.passed_over["LeaveWhenRecurring"], "many nodes")

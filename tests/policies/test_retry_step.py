@@ -8,6 +8,7 @@ from detectors.catalogue import Fault, RecommendedAction, RecommendedActions
 from policies.case import Case, Decision, Pass, RecoveryAction
 from policies.escalation import POLICIES, decide
 from policies.in_process import RetryStep
+from tests.mentions import mentions
 from tests.policies.cases import NOW, a_recovery
 from tests.policies.test_replace_ranks import a_loss
 
@@ -24,7 +25,7 @@ def test_groups_that_broke_while_all_live_are_built_anew_and_nothing_else_happen
     """The finest action comes first, and moves nobody."""
     decision = decide(POLICIES[policy], a_loss("group-broken")).decision
     assert (decision.action, decision.seats, decision.drop) == (RecoveryAction.RETRY_STEP, (), ())
-    assert "all 4 stay in their processes" in decision.reason
+    assert mentions(decision.reason, "all 4")
 
 
 def test_a_policy_may_have_a_hang_answered_by_a_retry_first() -> None:
@@ -70,4 +71,4 @@ def test_a_failed_retry_is_not_repeated_as_a_replacement_of_no_rank() -> None:
     """It would be the same thing under another name."""
     answer = decide(POLICIES["balanced"], a_loss("group-broken", tried=(RecoveryAction.RETRY_STEP,)))
     assert answer.decision.action is RecoveryAction.RESTART_WORKERS
-    assert answer.passed_over["ReplaceRanks"] == "tried already in this incident"
+    assert mentions(answer.passed_over["ReplaceRanks"], "tried already")

@@ -16,6 +16,7 @@ from policies.case_codec import from_record, to_record
 from policies.escalation import ORDERS, POLICIES, decide
 from policies.in_process import ShrinkLive, complete_copies, placements_to_grow, restart_pays_off
 from policies.placement import membership_after
+from tests.mentions import mentions
 from tests.policies.cases import NOW, a_recovery
 
 PLAIN: ModelCopies = ((0,), (1,), (2,))
@@ -105,7 +106,7 @@ def test_an_error_that_follows_the_step_is_not_answered_so_twice() -> None:
     case = replace(case, diagnosis=Diagnosis(root=root, secondary_failures=(), reason="x"))
     answer = ShrinkLive()(case)
     assert isinstance(answer, Pass)
-    assert "may follow the step" in answer.why
+    assert mentions(answer.why, "follow the step")
 
 
 def test_a_case_stores_its_model_copies() -> None:

@@ -10,13 +10,15 @@ from itertools import product
 import pytest
 
 from policies.states import TERMINAL, TRANSITIONS, Event, State, UnlistedTransition, advance
+from tests.each import each
+from tests.mentions import mentions
 from tests.policies.shape import reached
 
 MOVES = {(state, event): after for state, outcomes in TRANSITIONS.items() for event, after in outcomes.items()}
 LIVE = sorted(frozenset(State) - TERMINAL)
 
 
-@pytest.mark.parametrize(("state", "event"), [pair for pair in product(State, Event) if pair not in MOVES])
+@each("state, event", [pair for pair in product(State, Event) if pair not in MOVES])
 def test_a_move_that_is_not_listed_is_refused(state: State, event: Event) -> None:
     """An event that a state knows nothing of is a mistake of ours, and never means done."""
     with pytest.raises(UnlistedTransition) as refused:
@@ -26,26 +28,26 @@ def test_a_move_that_is_not_listed_is_refused(state: State, event: Event) -> Non
     assert str(event) in str(refused.value)
 
 
-@pytest.mark.parametrize(("state", "event"), MOVES)
+@each("state, event", MOVES)
 def test_a_listed_move_leads_where_the_table_says_and_never_nowhere(state: State, event: Event) -> None:
     """A move that stays where it is would be no move."""
     assert advance(state, event) is MOVES[state, event]
     assert advance(state, event) is not state
 
 
-@pytest.mark.parametrize("state", LIVE)
+@each("state", LIVE)
 def test_from_every_live_state_each_end_can_be_reached(state: State) -> None:
     """No job is caught half-way."""
     assert reached(MOVES, state) >= {State.COMPLETED, State.FAILED, State.CANCELLED}
 
 
-@pytest.mark.parametrize("state", LIVE)
+@each("state", LIVE)
 def test_a_person_can_stop_a_job_in_every_live_state(state: State) -> None:
     """At any moment, in one move."""
     assert MOVES[state, Event.STOP_ASKED] is State.CANCELLED
 
 
-@pytest.mark.parametrize("state", sorted(frozenset(LIVE) - {State.SUSPENDED}))
+@each("state", sorted(frozenset(LIVE) - {State.SUSPENDED}))
 def test_a_person_can_suspend_a_job_in_every_live_state(state: State) -> None:
     """In one move, in the middle of a recovery too; it leads back to a launch and never to an end of its own."""
     assert MOVES[state, Event.SUSPEND_ASKED] is State.SUSPENDED
@@ -101,4 +103,5 @@ def test_states_are_stored_in_capitals_and_events_in_kebab_case() -> None:
 def test_a_refused_move_survives_pickling() -> None:
     """Prefect sends errors from process to process."""
     again = pickle.loads(pickle.dumps(UnlistedTransition(State.RUNNING, Event.PLACED)))  # noqa: S301 (our own bytes)
-    assert (again.state, again.event, str(again)) == (State.RUNNING, Event.PLACED, "no transition from RUNNING on 'placed'")
+    assert (again.state, again.event) == (State.RUNNING, Event.PLACED)
+    assert mentions(str(again), State.RUNNING, Event.PLACED)

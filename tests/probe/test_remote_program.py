@@ -46,7 +46,7 @@ def ask(remote: RemoteProgram, do: str, *, within: float = LONG, **question: obj
 def test_each_question_has_its_own_answer(remote: RemoteProgram) -> None:
     """Other output is skipped, and so is the late answer to an earlier question."""
     assert ask(remote, "noise") == {"did": "noise"}
-    with pytest.raises(ProbeFailed, match="gave no answer in time"):
+    with pytest.raises(ProbeFailed, match="in time"):
         ask(remote, "late", within=0.2, seconds=1.0)
     assert ask(remote, "anything") == {"did": "anything"}
     assert remote.is_alive

@@ -15,6 +15,7 @@ from detectors.evidence import Unknown
 from detectors.health import judge
 from detectors.readings import Mount, NodeReading, StorageReading
 from holdfast.probe.readers.storage import mounted, read_disks, with_space
+from tests.mentions import mentions
 
 Tree = Callable[[dict[str, str]], Path]
 
@@ -44,7 +45,8 @@ def test_each_file_system_is_listed_once_as_it_can_be_seen(tree: Tree) -> None:
         ("/hidden", "tmpfs", "above"),
         ("/forced", "xfs", "/dev/sda1"),
     ]
-    assert [fault.quote for fault in judged(*found)] == ["/forced (/dev/sda1): read-only, and was not to be"]
+    (quote,) = [fault.quote for fault in judged(*found)]
+    assert mentions(quote, "/forced (/dev/sda1)", "read-only")
 
 
 def test_a_table_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
@@ -121,7 +123,7 @@ def test_a_full_disk_and_a_broken_one_are_found(small_disk: Path) -> None:
         (small_disk / "big").write_bytes(bytes(32 << 20))
     (full,) = judged(the_mount(small_disk))
     assert full.kind == "disk-full"
-    assert "% of its space left" in full.quote  # how much the kernel keeps back of so small a disk differs
+    assert mentions(full.quote, "space left")  # how much the kernel keeps back of so small a disk differs
     (small_disk / "big").unlink()
     trigger = Path("/sys/fs/ext4") / Path(the_mount(small_disk).source).name / "trigger_fs_error"
     if not trigger.exists():

@@ -31,6 +31,7 @@ from holdfast.runtime.checkpoint_writer.rank_shard import boxes
 from holdfast.runtime.checkpoint_writer.service import WriteTask
 from holdfast.runtime.snapshots.config import SnapshotPlace
 from holdfast.runtime.world import World
+from tests.mentions import mentions
 from tests.runtime.trainer import FIRST, Trainer, opened, same
 
 STEP = FIRST + 2
@@ -214,7 +215,7 @@ def test_a_flipped_bit_in_memory_never_gets_a_digest(tmp_path: Path) -> None:
     assert not told.saves
     ((kind, why),) = told.storage_errors
     assert kind == "snapshot-spoiled"
-    assert "was changed in memory" in why
+    assert mentions(why, "changed in memory")
     assert not ours.exists() or not list(ours.iterdir())
 
 
@@ -249,7 +250,7 @@ def test_a_rank_that_never_arrives_is_reported(tmp_path: Path, monkeypatch: pyte
     requests[1].remove(store_of(tmp_path, 1))
     told = carried_out(tmp_path, [requests[0], requests[2]])
     assert not told.saves
-    assert any("rank 1 has written nothing" in why for _, why in told.storage_errors)
+    assert any(mentions(why, "rank 1") for _, why in told.storage_errors)
     assert not list(ours.iterdir())
 
 

@@ -85,5 +85,5 @@ def test_a_damaged_copy_is_not_a_snapshot(tmp_path: Path, monkeypatch: pytest.Mo
         trainer.to(FIRST + 2)
     assert done
     for path in labels(tmp_path):
-        with Snapshot(path) as one, pytest.raises(UnusableSnapshot, match="was changed in memory"):
+        with Snapshot(path) as one, pytest.raises(UnusableSnapshot, match="changed in memory"):
             one.verify()

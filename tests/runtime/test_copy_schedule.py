@@ -10,6 +10,7 @@ from holdfast.runtime.snapshots import copy_schedule
 from holdfast.runtime.snapshots.copy_schedule import MARGIN, PROFILE, Profile, SnapshotLimits, plan
 from holdfast.runtime.snapshots.measurements import ENOUGH, REPLAN, StepMeasurements
 from holdfast.runtime.telemetry.wait_windows import WaitWindow, WaitWindows
+from tests.mentions import mentions
 
 MEGABYTE = 2**20
 SPEED = 1e9
@@ -29,7 +30,7 @@ def test_the_longest_window_is_used_and_short_ones_are_not_disturbed() -> None:
     found = plan(lived((1, 0.0, 0.002), (3, 0.02, 0.05), (7, 0.09, 0.004)), [MEGABYTE] * 20, SPEED, SnapshotLimits())
     assert found.upto == {3: 20}
     assert (found.every, found.pause, found.overhead) == (1, 0.0, 0.0)
-    assert found.reason == "all of it fits into 1 of 3 windows of the step"
+    assert mentions(found.reason, "1 of 3")
 
 
 def test_a_last_stage_copies_at_both_ends_of_its_step() -> None:
@@ -46,10 +47,10 @@ def test_a_copy_that_does_not_fit_is_taken_less_often_or_pauses_training() -> No
     assert seldom.upto == {1: 40}
     assert seldom.every == 34
     assert 0.009 < seldom.overhead <= 0.01
-    assert seldom.reason == "41.9 ms of copying do not fit into 10 ms of windows: a snapshot every 34 steps keeps the cost at 1.0%"
+    assert mentions(seldom.reason, "41.9 ms", "10 ms", "34 steps", "1.0")
     paused = plan(profile, [MEGABYTE] * 40, SPEED, SnapshotLimits(policy="pause", pause=0.05))
     assert paused.every == 1
-    assert paused.reason.endswith("training pauses 33.6 ms for each snapshot, as the policy allows")
+    assert mentions(paused.reason, "33.6 ms")
     assert plan(profile, [MEGABYTE] * 40, SPEED, SnapshotLimits(policy="pause", pause=0.02)).every == 34
     assert plan(profile, [MEGABYTE] * 40, SPEED, SnapshotLimits(), paused=0.0005).every == 1
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.mentions import mentions
 from tests.runtime.chaos import fault
 from tests.runtime.flow_double import Ended, FlowDouble, Job, Workers
 
@@ -84,7 +85,7 @@ def test_a_number_that_rank_0_drew_stays_what_it_was(job: Job) -> None:
     ended = flow.finish()
     assert ended.status == [0] * RANKS, flow.logs()
     assert ended.told[0]["number"] == ended.told[1]["number"] == ended.told[2]["number"]
-    assert "gave other values to 'broadcast!/(2,)float32'" in str(flow.of("regrouped", 0)[-1]["differs"])
+    assert mentions(flow.of("regrouped", 0)[-1]["differs"], "'broadcast!/(2,)float32'")
 
 
 def test_parameters_that_are_not_on_record_are_restored_by_the_session(job: Job) -> None:
@@ -128,7 +129,7 @@ def test_a_rank_lost_before_the_first_step_ends_the_others_with_the_loss(job: Jo
     for rank in (0, 2):
         raised = flow.hear("exception", rank)
         assert raised["peer_lost"], raised
-        assert "lost outside of a step" in raised["message"]
+        assert mentions(raised["message"], "outside of a step")
 
 
 def test_a_rank_lost_between_two_steps_ends_ranks_that_exchange_something_there(job: Job) -> None:

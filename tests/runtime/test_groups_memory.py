@@ -13,6 +13,7 @@ from holdfast.checkpoints.verify import fast_sum
 from holdfast.memstore.shared_memory import PAGE, Snapshot, UnusableSnapshot
 from holdfast.memstore.store_folders import key_of
 from tests.agent.memory_rig import MemoryNode
+from tests.mentions import mentions
 from tests.runtime.chaos import fault
 from tests.runtime.flow_double import TOKEN, UNTIL, Ended, FlowDouble, Job, Workers, assert_undisturbed, undisturbed
 from tests.runtime.test_groups_bit_equality import INTERLEAVED, PIPELINE, SHARDED, start_hot_spares, taken_over
@@ -64,11 +65,11 @@ def test_a_snapshot_with_a_flipped_bit_is_not_used(job: Job, run_undisturbed: Ca
     flow.until_dead(1)
     (older, _), (newest, path) = flow.snapshots(1)[-2:]
     flip(path)
-    with Snapshot(path) as snapshot, pytest.raises(UnusableSnapshot, match="was changed in memory"):
+    with Snapshot(path) as snapshot, pytest.raises(UnusableSnapshot, match="changed in memory"):
         snapshot.verify()
     flow.regroup([1])
     broken = flow.hear("broken", 1)
-    assert f"the snapshot of rank 1 at step {newest} in the memory of node-1 cannot be used" in broken["why"]
+    assert mentions(broken["why"], "rank 1", f"step {newest}", "node-1")
     (storage_error,) = flow.of("storage-error")
     assert (storage_error["kind"], storage_error["step"]) == ("snapshot-spoiled", newest)
     flow.regroup([])

@@ -137,7 +137,7 @@ def test_a_store_with_a_longer_timeout_waits_until_it_or_until_the_generation_en
         assert value.result(10) == b"x"
         assert not never.done()
         store.end_long_waits("the controller ended generation 1")
-        with pytest.raises(dist.DistNetworkError, match="the controller ended generation 1"):
+        with pytest.raises(dist.DistNetworkError, match="generation 1"):
             never.result(10)
     assert store.with_timeout(timedelta(seconds=60)).get("prefixed/value") == store.get("prefixed/value") == b"x"
 

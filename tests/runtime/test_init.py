@@ -52,7 +52,7 @@ def test_a_rank_uses_the_gpu_with_its_local_rank(environment: dict[str, str], gp
 
 def test_more_ranks_than_gpus_are_refused_with_advice() -> None:
     """Two ranks on one GPU: NCCL would report it much later, with an obscure error."""
-    with pytest.raises(RuntimeError, match=r"LOCAL_RANK is 2, and this process sees 2 GPUs: start at most 2 ranks"):
+    with pytest.raises(RuntimeError, match=r"LOCAL_RANK is 2\b.*\b2 GPUs"):
         world.device_of({"LOCAL_RANK": "2"}, 2)
 
 
@@ -81,7 +81,7 @@ def test_an_nccl_that_cannot_be_aborted_costs_managed_groups_and_one_warning(job
     assert {(one["ranks"], one["step"]) for one in ended.told} == {(3, UNTIL)}
     assert flow.of("exception") == flow.of("groups") == flow.of("broken") == []
     logs = [(flow.folder / f"rank-{rank}.log").read_text() for rank in range(3)]
-    assert [log.count("NCCL 2.27.9 can hang when it is aborted") for log in logs] == [1, 0, 0]
+    assert [log.count("NCCL 2.27.9") for log in logs] == [1, 0, 0]
 
 
 def test_an_nccl_that_can_be_aborted_is_managed(job: Job) -> None:

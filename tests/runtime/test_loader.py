@@ -198,7 +198,7 @@ def test_wrong_use_is_reported_clearly() -> None:
     with pytest.raises(ValueError, match="lacks batch, begin"):
         holdfast.Loader(DataLoader(Counted(3))).load_state_dict({"epoch": 1, "consumed": 1, "generators": [], "ranks": 1})
     state = holdfast.Loader(DataLoader(Counted(3), generator=own(1))).state_dict()
-    with pytest.raises(ValueError, match="has 0 generators, and had 1"):
+    with pytest.raises(ValueError, match=r"0 generators.*\b1\b"):
         holdfast.Loader(DataLoader(Counted(3))).load_state_dict(state)
 
 

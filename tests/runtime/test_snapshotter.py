@@ -19,6 +19,7 @@ from holdfast.runtime.snapshots.restore import RestoreError, Restorer, SnapshotS
 from holdfast.runtime.snapshots.restore_planner import Fetch
 from holdfast.runtime.snapshots.snapshotter import REPORT_SKIPPED, SLOTS, Snapshotter
 from holdfast.runtime.state.training import Training
+from tests.mentions import mentions
 from tests.runtime.trainer import FIRST, Trainer, opened, restore, same, stored
 
 
@@ -129,7 +130,7 @@ def test_a_node_without_memory_trains_on_and_reports_it_once(tmp_path: Path, cap
     trainer.to(FIRST + 4)
     assert stored(tmp_path) == {}
     (told,) = [one.message for one in caplog.records if "snapshot-no-memory" in one.message]
-    assert "Raise checkpoint.memory.max_memory" in told
+    assert mentions(told, "checkpoint.memory.max_memory")
 
 
 def test_extra_state_counts_towards_the_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -173,7 +174,7 @@ def test_a_damaged_part_is_reported_and_not_used_again(tmp_path: Path) -> None:
     data[5000] ^= 1
     (tmp_path / one.name).write_bytes(data)
     memory = SnapshotSource(tmp_path, "here", {}, "")
-    with pytest.raises(RestoreError, match="was changed in memory"):
+    with pytest.raises(RestoreError, match="changed in memory"):
         Restorer(Trainer(tmp_path).training, memory).take(Fetch(target=0, parts=(one,), rank_state=one), lambda _rank_state: None)
     assert memory.usable([memory.listed(1)]) == {other for steps in stored(tmp_path).values() for other in steps} - {one}
 

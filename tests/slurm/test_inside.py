@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from tests.mentions import mentions
 from tests.slurm.slurm_server import SlurmServer
 from tests.waiting import wait_until
 
@@ -24,6 +25,6 @@ def test_a_job_file_without_a_cluster_means_the_allocation_that_it_is_submitted_
     finally:
         slurm.run("scancel", number)
     text = " ".join(said.read_text().split())
-    assert "train.py on 2 nodes of cluster 'slurm'" in text
-    assert f"Its nodes are those of Slurm job {number}, within which this runs." in text
+    assert mentions(text, "train.py", "2 nodes", "cluster 'slurm'")
+    assert mentions(text, f"Slurm job {number}")
     wait_until(lambda: slurm.run("squeue", "--noheader") == "", seconds=60, explain=slurm.logs)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import BadFile, Problem
 from holdfast.spec import LocalCluster, load_cluster, load_job
+from tests.mentions import mentions
 
 
 def problems_of(path: Path) -> dict[str, Problem]:
@@ -66,7 +67,7 @@ def test_all_problems_are_reported_with_their_lines(file: Any) -> None:
     found = problems_of(path)
     assert set(found) == {"name", "nnode", "nproc_per_node", "timeouts.lease", "cluster.kind"}
     assert found["nnode"].reason == "line 3: unknown field"
-    assert found["nnode"].cure == "Did you mean 'nnodes'?"
+    assert mentions(found["nnode"].cure, "'nnodes'")
     assert found["nproc_per_node"].reason.startswith("line 4")
 
 
@@ -157,11 +158,11 @@ def test_a_path_that_is_not_a_file_is_reported(tmp_path: Path, file: Any) -> Non
     """Missing (with a similar name), a folder, a pipe, a device, an unknown suffix."""
     file("name: a\nscript: b\n", "job.yaml")
     os.mkfifo(tmp_path / "pipe.yaml")
-    assert problems_of(tmp_path / "jbo.yaml")["file"].cure == "Did you mean 'job.yaml'?"
+    assert mentions(problems_of(tmp_path / "jbo.yaml")["file"].cure, "'job.yaml'")
     assert "not a regular file" in problems_of(tmp_path)["file"].reason
     assert "not a regular file" in problems_of(tmp_path / "pipe.yaml")["file"].reason
     assert "not a regular file" in problems_of(Path("/dev/zero"))["file"].reason
-    assert "neither that of YAML nor of Python" in problems_of(file("name: a\n", "job.toml"))["file"].reason
+    assert mentions(problems_of(file("name: a\n", "job.toml"))["file"].reason, "YAML", "Python")
     assert "cannot be read" in problems_of(tmp_path / ("x" * 300 + ".yaml"))["file"].reason
     assert "cannot be read" in problems_of(Path("a\0b.yaml"))["file"].reason
 

@@ -19,6 +19,7 @@ from holdfast.spec.units import format_duration
 from policies.case import RecoveryAction, RecoveryBudget
 from policies.escalation import ORDERS
 from policies.policy import NAMED, PolicyTimeouts
+from tests.mentions import mentions
 
 
 def test_a_file_overrides_its_base(file: Any) -> None:
@@ -124,7 +125,8 @@ def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     """With the nearest name."""
     (tmp_path / "careful.yaml").touch()
     _, (problem,) = review_policy(tmp_path / "carefu.yaml")
-    assert (problem.reason, problem.cure) == ("does not exist", "Did you mean 'careful.yaml'?")
+    assert mentions(problem.reason, "does not exist")
+    assert mentions(problem.cure, "'careful.yaml'")
 
 
 def test_a_kind_that_ends_a_rank_needs_a_recovery() -> None:
@@ -133,7 +135,7 @@ def test_a_kind_that_ends_a_rank_needs_a_recovery() -> None:
     ends -= {kind for kind in ends if CATALOGUE[kind].recommended_action in NO_ACTION_NEEDED}
     assert {"worker-sigkill", "node-lost", "worker-exception"} <= ends
     for kind in ends:
-        with pytest.raises(ValueError, match="would never be recovered"):
+        with pytest.raises(ValueError, match="never be recovered"):
             PolicyFile.model_validate({"recommended_actions": {kind: "monitor"}})
     others = dict.fromkeys(CATALOGUE.keys() - ends, RecommendedAction.MONITOR)
     assert PolicyFile.model_validate({"recommended_actions": others}).recommended_actions == others
@@ -158,7 +160,8 @@ def test_the_numbers_that_the_descriptions_name_are_those_in_force() -> None:
 def test_the_job_overrides_the_policy_and_that_its_base(file: Any) -> None:
     """Each number for itself; also after the job went through JSON, as for the next flow."""
     path = file(
-        "based_on: balanced\nmax_restarts_in_place: 1\nmax_recoveries_without_progress: 7\ntimeouts: {shrink_restart: 30s, replace_ranks: 5s}\n",
+        "based_on: balanced\nmax_restarts_in_place: 1\nmax_recoveries_without_progress: 7\n"
+        "timeouts: {shrink_restart: 30s, replace_ranks: 5s}\n",
         "policy.yaml",
     )
     job = TrainingJob(name="a", script="b.py", policy=str(path), max_restarts_in_place=5)
@@ -177,7 +180,7 @@ def test_a_job_names_a_policy_or_a_file_next_to_the_job_file(tmp_path: Path) -> 
         job_file.write_text(f"name: a\nscript: b.py\npolicy: {said}\n")
         assert load_job(job_file)[0].policy == means
     job_file.write_text("name: a\nscript: b.py\npolicy: aggressiv\n")
-    with pytest.raises(BadFile, match=r"policy: line 3: no policy is called 'aggressiv'. Did you mean 'aggressive'\?"):
+    with pytest.raises(BadFile, match=r"policy: line 3: .*'aggressiv'.*'aggressive'"):
         load_job(job_file)
 
 
@@ -188,5 +191,5 @@ def test_a_job_with_a_bad_policy_file_is_refused_with_the_files_problems(tmp_pat
     (tmp_path / "job.yaml").write_text("name: a\nscript: b.py\npolicy: mine.yaml\n")
     found = [problem for problem in review(tmp_path / "job.yaml").problems if problem.field == "policy"]
     assert len(found) == 2
-    assert f"{tmp_path / 'mine.yaml'}: recommended_actions.gpu-of-bus: line 1: no fault kind has this name" in found[0].reason
-    assert found[1].cure == "Did you mean 'shrink-live'?"
+    assert mentions(found[0].reason, tmp_path / "mine.yaml", "recommended_actions.gpu-of-bus", "line 1")
+    assert mentions(found[1].cure, "'shrink-live'")

@@ -17,6 +17,7 @@ from holdfast.cluster.ssh.credentials import Keys
 from holdfast.errors import BadFile, UnusableFile
 from holdfast.prefect import server
 from holdfast.spec import SshCluster, load_cluster
+from tests.mentions import mentions
 from tests.ssh.conftest import Site
 from tests.ssh.sshd import key_at
 from tests.waiting import wait_until
@@ -104,26 +105,25 @@ def test_one_of_the_ssh_agents_keys_may_be_named(site: Site, tmp_path: Path, mon
         monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
         found = site.sweeper(key=None).sweep()["a"].found
         assert isinstance(found, Unknown), "it speaks against no node"
-        assert "after 3 keys: too many in the SSH agent" in found.why
-        assert "Name the one that it takes in `key`" in found.why
+        assert mentions(found.why, "3 keys", "SSH agent", "`key`")
         wait_until(lambda: "oo many authentication failures" in node.log, seconds=30, explain=lambda: node.log)
         public = str(site.key.with_suffix(".pub"))
         assert isinstance(site.sweeper(key=public).sweep()["a"].found, NodeReading)
         subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "hunter2", "-f", site.key], check=True, stdout=subprocess.DEVNULL)
         sweeper = site.sweeper()
         assert isinstance(sweeper.sweep()["a"].found, NodeReading)
-        with pytest.raises(UnusableFile, match=r"the SSH agent does not have it\. `ssh-add` it"):
+        with pytest.raises(UnusableFile, match=r"SSH agent .*`ssh-add`"):
             Keys().load(str(key_at(tmp_path / "another").with_suffix(".pub")))
         (tmp_path / "garbage.pub").write_text("ssh-ed25519 oops\n")
-        with pytest.raises(UnusableFile, match=r"garbage\.pub is no public key\. Name"):
+        with pytest.raises(UnusableFile, match=r"garbage\.pub"):
             Keys().load(str(tmp_path / "garbage.pub"))
     node.stop()
     node.start()
     gone = sweeper.sweep()["a"].found
     assert isinstance(gone, Unknown)
-    assert "no longer has the key" in gone.why
+    assert mentions(gone.why, "key")
     assert ". `ssh-add` it" in gone.why
-    with pytest.raises(UnusableFile, match="it has a passphrase, and the SSH agent does not have it"):
+    with pytest.raises(UnusableFile, match=r"passphrase.*SSH agent"):
         site.sweeper()
 
 
@@ -152,7 +152,7 @@ def test_a_passphrase_is_read_from_where_the_cluster_says(
             site.sweeper(passphrase=named)
         assert PHRASE not in "".join(traceback.format_exception(refused.value))
     (tmp_path / "c.yaml").write_text(f"kind: ssh\nhosts: [a]\npassphrase: {PHRASE}\n")
-    with pytest.raises(BadFile, match="never the passphrase itself") as slip:
+    with pytest.raises(BadFile, match=r"passphrase") as slip:
         load_cluster(tmp_path / "c.yaml")
     assert PHRASE not in "".join(traceback.format_exception(slip.value)) + caplog.text
     (tmp_path / "c.yaml").write_text("kind: ssh\nhosts: [{name: a, passphrase: ./own}, b]\npassphrase: env:SITE_PHRASE\n")

@@ -18,6 +18,7 @@ from detectors.probe_result import UnansweredProbe
 from detectors.readings import HostReading, NodeReading
 from holdfast.cluster.ssh import SshSweeper
 from holdfast.errors import UnusableFile
+from tests.mentions import mentions
 from tests.ssh.conftest import Site
 from tests.ssh.sshd import Sshd, key_at
 from tests.waiting import wait_until
@@ -104,7 +105,7 @@ def test_a_jump_host_that_is_off_is_no_fault_of_a_node(site: Site) -> None:
     jump.stop()
     look = site.sweeper(jump=f"{jump.address}:{jump.port}").sweep(LONG, ["a"])["a"]
     assert isinstance(look.found, Unknown)
-    assert f"jump host {jump.address} port {jump.port} could not be reached" in look.found.why
+    assert mentions(look.found.why, jump.address, f"port {jump.port}")
 
 
 def test_a_jump_host_that_hangs_is_no_fault_of_a_node(site: Site) -> None:
@@ -117,7 +118,7 @@ def test_a_jump_host_that_hangs_is_no_fault_of_a_node(site: Site) -> None:
     jump.signal(signal.SIGSTOP)
     look = sweeper.sweep(SHORT, ["a"])["a"]
     assert isinstance(look.found, Unknown), look
-    assert f"jump host {jump.address} port {jump.port} could not be reached" in look.found.why
+    assert mentions(look.found.why, jump.address, f"port {jump.port}")
     jump.signal(signal.SIGCONT)
     wait_until(lambda: isinstance(sweeper.sweep(LONG, ["a"])["a"].found, NodeReading), seconds=LONG)
 
@@ -189,7 +190,7 @@ def test_without_any_key_the_cure_is_reported(site: Site, monkeypatch: pytest.Mo
     monkeypatch.setenv("HOME", str(site.place / "empty"))
     found = site.sweeper(key=None).sweep(LONG)["a"].found
     assert isinstance(found, Unknown)
-    assert "there is no key to log in" in found.why
+    assert mentions(found.why, "no key")
     assert "ssh-add" in found.why
 
 
@@ -210,7 +211,7 @@ def test_a_node_without_the_interpreter_is_reported(site: Site) -> None:
     found = site.sweeper(python="/nowhere/python3").sweep(LONG)["a"].found
     assert isinstance(found, Unknown)
     assert "/nowhere/python3" in found.why
-    assert "Install it, or name another interpreter" in found.why
+    assert mentions(found.why, "interpreter")
 
 
 def test_an_address_that_does_not_resolve_is_reported(site: Site) -> None:
@@ -218,7 +219,7 @@ def test_an_address_that_does_not_resolve_is_reported(site: Site) -> None:
     site.known_hosts.touch()
     found = site.sweeper(hosts=[{"name": "a", "address": "no-such-host.invalid"}]).sweep(LONG)["a"].found
     assert isinstance(found, Unknown)
-    assert "no-such-host.invalid does not resolve" in found.why
+    assert mentions(found.why, "no-such-host.invalid")
 
 
 def test_a_server_that_hangs_times_out(site: Site) -> None:
@@ -232,7 +233,7 @@ def test_a_server_that_hangs_times_out(site: Site) -> None:
     assert isinstance(looks["well"].found, NodeReading)
     assert isinstance(looks["hung"].found, UnansweredProbe), looks
     assert looks["hung"].found.times == 2
-    assert "no SSH handshake followed in time" in looks["hung"].found.why
+    assert mentions(looks["hung"].found.why, "SSH handshake")
     hung.signal(signal.SIGCONT)
     assert isinstance(sweeper.sweep(LONG)["hung"].found, NodeReading)
 
@@ -344,7 +345,7 @@ def test_when_all_nodes_fail_at_once_the_network_is_suspect(site: Site) -> None:
     looks = site.sweeper().sweep(LONG)
     for look in looks.values():
         assert isinstance(look.found, Unknown)
-        assert "all 2 nodes failed at once, so our own network is suspect" in look.found.why
+        assert mentions(look.found.why, "all 2 nodes", "network")
         assert "refused" in look.found.why
 
 

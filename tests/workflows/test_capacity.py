@@ -16,6 +16,7 @@ from holdfast.probe.health.capacity import open_capacity_check, wait_for
 from holdfast.spec import LocalCluster, cluster_of
 from policies.cordons import OperatorRequest, Owner, Rules
 from policies.quarantine import quarantine, readmit
+from tests.mentions import mentions
 from tests.ssh.conftest import Site
 
 SMALL = LocalCluster(name="small", nodes=3)
@@ -39,9 +40,9 @@ def test_nodes_that_are_quarantined_or_do_not_answer_are_not_free(history: Histo
     with open_capacity_check(SMALL) as check:
         found = check.now()
     assert found.free == ("node-0",)
-    assert found.unavailable["node-1"].startswith("quarantined by ann@desk (cordon 1): Xid 79")
+    assert mentions(found.unavailable["node-1"], "quarantined", "ann@desk", "cordon 1", "Xid 79")
     assert found.unavailable["node-2"].startswith("unreachable: ")
-    assert "it is switched off" in found.unavailable["node-2"]
+    assert mentions(found.unavailable["node-2"], "switched off")
 
 
 def test_a_wait_ends_as_soon_as_a_node_comes_back(history: History) -> None:
@@ -58,7 +59,7 @@ def test_a_wait_ends_as_soon_as_a_node_comes_back(history: History) -> None:
         found = wait_for(check, 2, timeout_seconds=60, poll_seconds=0.05, report=tell)
     assert found.free == ("node-0", "node-1")
     assert len(told) == 1
-    assert told[0].startswith("cluster 'small': 1 of 2 nodes are free; waiting: node-1: quarantined")
+    assert mentions(told[0], "cluster 'small'", "1 of 2", "node-1", "quarantined")
 
 
 def test_a_wait_that_takes_too_long_says_what_each_node_lacks(history: History) -> None:
@@ -67,23 +68,29 @@ def test_a_wait_that_takes_too_long_says_what_each_node_lacks(history: History) 
     LocalNodes.of(SMALL).power_off("node-2")
     with open_capacity_check(SMALL) as check, pytest.raises(CapacityTimeout) as raised:
         wait_for(check, 2, timeout_seconds=0.2, poll_seconds=0.05)
-    assert str(raised.value).startswith("after 200 ms cluster 'small' has 1 free node(s) of the 2 required (node-1: quarantined")
+    assert (raised.value.cluster, raised.value.wanted) == ("small", 2)
+    assert mentions(str(raised.value), "200 ms", 1, "node-1", "quarantined")
     assert "node-2: unreachable: " in str(raised.value)
 
 
 def test_more_nodes_than_the_cluster_has_are_refused_at_once(history: History) -> None:
     """No wait could ever end; a local cluster's nodes have no labels either."""
-    with open_capacity_check(SMALL) as check, pytest.raises(NotEnoughNodes, match="it has 3 in all"):
+    with open_capacity_check(SMALL) as check, pytest.raises(NotEnoughNodes) as few:
         wait_for(check, 4, timeout_seconds=600, poll_seconds=1)
-    with open_capacity_check(SMALL, {"gpu": "h200"}) as check, pytest.raises(NotEnoughNodes, match=r"only 0 node\(s\) have the labels"):
+    assert (few.value.wanted, few.value.cluster) == (4, "small")
+    assert mentions(few.value.detail, 3)
+    with open_capacity_check(SMALL, {"gpu": "h200"}) as check, pytest.raises(NotEnoughNodes) as few:
         wait_for(check, 1, timeout_seconds=600, poll_seconds=1)
+    assert (few.value.wanted, few.value.cluster) == (1, "small")
+    assert mentions(few.value.detail, 0, "labels")
 
 
 def test_a_slurm_cluster_is_refused_in_words() -> None:
     """Its own queue waits."""
     cluster = cluster_of({"kind": "slurm", "name": "hpc"})
-    with pytest.raises(AllocationRequired, match="waiting for free nodes is not available for cluster 'hpc'"), open_capacity_check(cluster):
+    with pytest.raises(AllocationRequired) as refused, open_capacity_check(cluster):
         pytest.fail("nothing to wait for")
+    assert refused.value.cluster == "hpc"
 
 
 def test_a_machine_without_holdfast_or_without_an_answer_is_not_free(site: Site, history: History, tmp_path: Path) -> None:
@@ -92,7 +99,7 @@ def test_a_machine_without_holdfast_or_without_an_answer_is_not_free(site: Site,
     site.node("down").stop()
     cluster = site.cluster(name="racked", failure_threshold=1, directory=str(tmp_path))
     with open_capacity_check(cluster) as check:
-        assert "`holdfast node bootstrap --cluster CLUSTER_FILE` installs it" in check.now().unavailable["up"]
+        assert mentions(check.now().unavailable["up"], "holdfast node bootstrap --cluster CLUSTER_FILE")
     python = tmp_path / "env/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')

@@ -1,4 +1,4 @@
-"""docs/workflows.md describes what `holdfast.workflows` has: no less, and nothing else."""
+"""docs/how-to/workflows.md describes what `holdfast.workflows` has: no less, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prefect.tasks import Task
 
 from holdfast import workflows
 
-PAGE = (Path(__file__).parents[2] / "docs/workflows.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/how-to/workflows.md").read_text()
 CODE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 

@@ -56,6 +56,13 @@ class Forged(ValueError):
     """A row that no controller of this job has signed, or that must not be written."""
 
 
+class Unsigned(Forged):
+    """A row without the signature of a controller of this job."""
+
+    def __init__(self) -> None:
+        super().__init__("no controller of this job has signed it")
+
+
 @dataclass(frozen=True, slots=True)
 class OutboxEntry:
     """A row in an outbox: the epoch of its controller, its number there, and the change."""
@@ -77,7 +84,7 @@ def unsealed(record: Any, key: str, job_id: str) -> OutboxEntry:  # noqa: ANN401
         case {"row": str(text), "sum": str(found)} if key and hmac.compare_digest(_signature(text, key).encode(), found.encode()):
             row = json.loads(text)
         case _:
-            raise Forged("no controller of this job has signed it")
+            raise Unsigned
     try:
         by, number, change = Fence.from_record(row["by"]), int(row[NUMBER]), RowChange.from_record(row)
     except (ValueError, KeyError, TypeError) as error:

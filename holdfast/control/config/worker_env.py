@@ -42,6 +42,8 @@ def prepare_fields(spec: TrainingJob, cluster: Cluster, job: Job) -> dict[str, A
     argv = list(spec.command or [])
     if spec.script is not None:  # as typed, like torchrun; nobody else expands a home folder
         argv = [str(spec.inside(spec.script)) if spec.script.startswith("~") else spec.script, *spec.args]
+    if spec.module is not None:  # the pool of agents knows the interpreter of each node
+        argv = ["", "-m", spec.module, *spec.args]
     return {
         "job": job.id,
         "name": job.name,

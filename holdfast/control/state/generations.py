@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,8 @@ class Generations:
         """Sets of ranks that hold one copy of the model together, where the script distributes each step's samples over them."""
         self.recordings = ""
         """Where rank 0 stored the recorded collectives that a hot spare needs to warm up without communication."""
+        self._reserve: dict[str, Any] = {}
+        """Spare nodes, hot spares and isolated nodes, as last recorded."""
         self.sent_to: dict[str, int] = {}
         """Node to the newest generation that its agent received."""
         self.newest = 0
@@ -97,11 +99,18 @@ class Generations:
     def facts(self) -> dict[str, Any]:
         """Return what the next controller has to know of this generation's processes if it reattaches to them."""
         groups = {"roles": [list(ranks) for ranks in self.roles], "copies": [list(ranks) for ranks in self.copies]}
-        return {**self.rank_table.as_record(), **groups, "recordings": self.recordings}
+        return {**self.rank_table.as_record(), **groups, "recordings": self.recordings, **self._reserve}
 
     def record_facts(self) -> None:
         """Record `facts` as they are now."""
         self._log.recorder.amend(models.Generation, self.id, facts=self.facts())
+
+    def record_reserve(self, overview: Mapping[str, Any]) -> None:
+        """Record the spare nodes, ready hot spares and isolated nodes, when they have changed: `holdfast run` shows them."""
+        found = {"spare_nodes": list(overview["spares"]), "hot_spares": overview["hot_spares"], "isolated": overview["isolated"]}
+        if self.number and found != self._reserve:
+            self._reserve = found
+            self.record_facts()
 
     def record_first_step(self) -> None:
         """Record when this generation made its first step, and from which step it resumed."""

@@ -331,7 +331,9 @@ class JobController:
         """Report what threads found while the controller did something else: nodes, preflight checks, the network, agents that are back."""
         generations = self.generations
         if self.incidents.current is None or self.state is State.WAITING:
-            self.log.publish("nodes", self.node_overview())
+            overview = self.node_overview()
+            self.log.publish("nodes", overview)
+            generations.record_reserve(overview)
         for why, nodes in self.nodes.preflight.news(generations.members).items():
             self.log.record_event(f"{', '.join(nodes)}: {why}")
         for text in self.faults.network_check.news():

@@ -1,7 +1,7 @@
 """The events that agents send, one row each: its name, who sends it, its fields, and what is done with it.
 
 An event first changes the state of its generation (`GenerationState`), then it is recorded, or passed to the part of the controller that it
-concerns (`EventHandlers`). docs/protocol.md is made from this table.
+concerns (`EventHandlers`). docs/reference/protocol.md is made from this table.
 """
 
 from __future__ import annotations

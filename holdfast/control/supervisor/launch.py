@@ -92,7 +92,7 @@ def gather(run: JobController) -> tuple[str, ...]:
     short = every - len(ready)
     if short:
         run.log.record_event(
-            f"{short} of {run.job.spare_nodes} spare node(s) are not available" + (f": {'; '.join(missing_for)}" if missing_for else "")
+            f"{short} of {spec.spare_nodes} spare node(s) are not available" + (f": {'; '.join(missing_for)}" if missing_for else "")
         )
     run.faults.network_check.begin(ready)
     return tuple(ready[: spec.max_nodes])

@@ -12,6 +12,7 @@ from typing import Final
 from holdfast.control.backup.standby import BackupPrerequisites, PartitionFailover
 from holdfast.control.supervisor.detach import Detach
 from holdfast.control.supervisor.flow_run import FlowRun
+from holdfast.control.supervisor.provenance import provenance
 from holdfast.errors import JobAlreadyRunning, OperatorError
 from holdfast.history import LEASE_SECONDS, History, Lease, acquire, acquire_when_free, holder_of, lease, models, queries, this_host
 from holdfast.history.errors import RetryingHistory
@@ -207,6 +208,7 @@ def _submission(spec: TrainingJob, cluster: Cluster) -> models.Job:
         cluster=cluster.model_dump(mode="json"),
         directory=str(job_directory(spec.name)),
         at=time.time(),
+        provenance=provenance(spec),
     )
 
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -21,15 +20,6 @@ from holdfast.probe.sweep import DEADLINE, Sweeper, open_sweeper
 from holdfast.report.wording import plural
 from holdfast.spec import Cluster
 from policies.node_health import HealthAssessment, HealthChange, NodeHealthState, assess_health, health_change
-
-Health = Literal["healthy", "degraded", "unhealthy", "unreachable", "unknown"]
-NAMES: Final[Mapping[str, Health]] = {
-    NodeHealthState.OK: "healthy",
-    NodeHealthState.DEGRADED: "degraded",
-    NodeHealthState.UNHEALTHY: "unhealthy",
-    NodeHealthState.UNREACHABLE: "unreachable",
-    NodeHealthState.UNKNOWN: "unknown",
-}
 
 
 @dataclass(slots=True)
@@ -112,7 +102,7 @@ class NodeHealth(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     node: str
-    health: Health
+    health: NodeHealthState
     """`degraded`: it works, with a fault worth watching. `unknown`: it could not be examined, for reasons that are not its own."""
     reasons: tuple[str, ...] = ()
     """What was found, the most serious first; empty for a healthy node."""
@@ -137,7 +127,7 @@ class ClusterHealth(BaseModel):
     summary: str
     """The result in one sentence."""
 
-    def of(self, *healths: Health) -> list[str]:
+    def of(self, *healths: str) -> list[str]:
         """Return the names of the nodes that have one of these *healths*."""
         return [one.node for one in self.nodes if one.health in healths]
 
@@ -149,12 +139,12 @@ class ClusterHealth(BaseModel):
 
 def node_health(found: HealthAssessment) -> NodeHealth:
     """Return the health of one node."""
-    return NodeHealth(node=found.node, health=NAMES.get(found.status, "unknown"), reasons=found.evidence)
+    return NodeHealth(node=found.node, health=NodeHealthState(found.status), reasons=found.evidence)
 
 
 def cluster_health(checkup: Checkup) -> ClusterHealth:
     """Return the result of the newest sweep of *checkup*."""
     nodes = tuple(node_health(one) for one in checkup.assessments.values())
-    counted = [(name, sum(one.health == name for one in nodes)) for name in NAMES.values()]
+    counted = [(name, sum(one.health == name for one in nodes)) for name in NodeHealthState]
     text = ", ".join(f"{count} {name}" for name, count in counted if count)
     return ClusterHealth(cluster=checkup.cluster, nodes=nodes, summary=f"cluster '{checkup.cluster}': {text or 'no nodes'}")

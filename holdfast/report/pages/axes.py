@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
@@ -30,15 +31,25 @@ _DIGIT_PIXELS: Final = 7
 _LABEL_LETTER_PIXELS: Final = 6.8
 _CROWD: Final = 40
 """With so many incidents their lines are faint, so that they do not hide the curve."""
-_LABEL_PIXELS: Final = 86
-"""Room for one label on the time axis."""
+_LABEL_PIXELS: Final = 68
+"""Room for one label on the time axis: a time of day."""
+_DATE_PIXELS: Final = 92
+"""Room for a day with a time of day."""
 _LOG_FROM: Final = 40
 """A loss that falls by more than this factor gets a logarithmic axis."""
 
 
+def clock_time(at: float, step: float, total: float) -> str:
+    """Return *at* (seconds since 1970) in UTC as exactly as needed on an axis of *total* seconds with a tick every *step*."""
+    form = "%H:%M:%S" if step < _MINUTE else "%H:%M"
+    if total >= _DAY:
+        form = "%m-%d" if step >= _DAY else "%m-%d %H:%M"
+    return datetime.fromtimestamp(at, tz=UTC).strftime(form)
+
+
 def time_ticks(seconds: float, pixels: float) -> list[tuple[float, str]]:
     """Return positions and labels of the ticks of an axis of *seconds* that is *pixels* wide."""
-    most = max(2, int(pixels // _LABEL_PIXELS))
+    most = max(2, int(pixels // (_DATE_PIXELS if seconds >= _DAY else _LABEL_PIXELS)))
     step = next((step for step in _TIME_STEPS if seconds / step <= most), _TIME_STEPS[-1])
     return [(step * place, clock(step * place, step, seconds)) for place in range(int(seconds / step + 1e-9) + 1)]
 
@@ -60,13 +71,23 @@ def clock(at: float, step: float, total: float) -> str:
     return f"{at:.{max(0, -math.floor(math.log10(step) + 1e-9))}f} s"
 
 
-def time_axis(on: Drawing, seconds: float) -> None:
-    """Make x elapsed time from 0 to *seconds*."""
+def time_axis(on: Drawing, seconds: float, *, zero: float | None = None) -> None:
+    """Make x elapsed time from 0 to *seconds*; with *zero*, the time of its origin, the time of day stands below."""
     total = max(seconds, 1e-6)
     ticks = time_ticks(total, on.box.columns)
     on.axes.set_xlim(0, total)
     on.axes.xaxis.set_major_locator(FixedLocator([at for at, _ in ticks]))
-    on.axes.xaxis.set_major_formatter(FixedFormatter([label for _, label in ticks]))
+    labels = [label for _, label in ticks]
+    if zero is not None:
+        step = ticks[1][0] if len(ticks) > 1 else total
+        labels = [f"{label}\n{clock_time(zero + at, step, total)}" for at, label in ticks]
+    on.axes.xaxis.set_major_formatter(FixedFormatter(labels))
+
+
+def since_submission(zero: float, seconds: float) -> str:
+    """Return the title of a time axis that begins at *zero*, *seconds* long: it names the day of the times below the ticks."""
+    begin, end = (datetime.fromtimestamp(at, tz=UTC).strftime("%Y-%m-%d") for at in (zero, zero + seconds))
+    return f"time since submission; below: UTC, {begin}" + (f" to {end}" if end != begin else "")
 
 
 def step_axis(on: Drawing, first: float, last: float) -> None:
@@ -108,6 +129,7 @@ class AxisMark:
     number: int
     x: float
     text: str
+    link: str = ""
 
 
 def incident_marks(on: Drawing, marks: Sequence[AxisMark]) -> None:
@@ -149,7 +171,7 @@ def _groups(marks: Sequence[AxisMark], *, near: float, reach: float) -> list[lis
 def _group_badge(on: Drawing, group: Sequence[AxisMark], middle: float) -> None:
     first, last = group[0].number, group[-1].number
     label = f"{first}" if first == last else f"{first}–{last}"  # noqa: RUF001 (a range)
-    tip = on.tip("\n".join(mark.text for mark in group[:8]))
+    tip = on.tip("\n".join(mark.text for mark in group[:8]), link=group[0].link)
     badge(on, (middle, 1 + BADGE_PIXELS / on.box.rows), label, transform=on.axes.get_xaxis_transform(), gid=tip)
 
 

@@ -10,14 +10,14 @@ from markupsafe import Markup
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from holdfast.accounting.bill import Bill, FailureLoss
-from holdfast.accounting.ledger import UNFINISHED, TimeCategory
+from holdfast.accounting.ledger import MEANING, UNFINISHED, TimeCategory
 from holdfast.report import cost_table, wording
 from holdfast.report.cost_table import hours
 from holdfast.report.pages.axes import BarPart, shortened, stacked_bar
 from holdfast.report.pages.drawing import Drawing, DrawingBox, SvgTheme, drawing, image, style, svg
 from holdfast.report.pages.recoveries import COLORS
 from holdfast.report.pages.template_env import Tile, render
-from holdfast.report.phases import kind_of
+from holdfast.report.phases import kind_of, label_of
 
 MOST_ROWS: Final = 500
 MOST_KINDS: Final = 14
@@ -28,14 +28,14 @@ CATEGORY_COLORS: Final = {
     TimeCategory.CHECKPOINTS: SvgTheme.LOSS,
     TimeCategory.STARTUP: SvgTheme.STARTING,
     TimeCategory.MIGRATIONS: SvgTheme.WAITS_COLLECTIVE,
-    TimeCategory.BETWEEN_STEPS: SvgTheme.COMPUTES,
+    TimeCategory.BETWEEN_STEPS: SvgTheme.ISOLATE,
     TimeCategory.STEPS_UNKNOWN: SvgTheme.WAITS_VOTE,
     TimeCategory.SHUTDOWN: SvgTheme.NODE,
     TimeCategory.LOST: SvgTheme.RECOVERING,
     TimeCategory.SPARE: SvgTheme.WAITING,
 }
-_WIDE: Final = DrawingBox(width=1000, height=0, left=190, right=84, top=8, bottom=30)
-_NARROW: Final = DrawingBox(width=350, height=0, left=2, right=66, top=4, bottom=30)
+_WIDE: Final = DrawingBox(width=1000, height=0, left=190, right=84, top=8, bottom=44)
+_NARROW: Final = DrawingBox(width=350, height=0, left=2, right=66, top=4, bottom=44)
 _FILE: Final = DrawingBox(width=1000, height=0, left=190, right=84, top=52, bottom=0)
 _UNITS: Final = ((1, "h"), (60, "min"), (3600, "s"), (3_600_000, "ms"))
 """How many of each are in an hour."""
@@ -140,14 +140,23 @@ def category_legend(bill: Bill) -> list[tuple[SvgTheme, str]]:
 
 def loss_legend(bill: Bill) -> list[tuple[SvgTheme, str]]:
     """Return the colours of the phases in which time was lost."""
-    return [(_phase_color(phase), phase) for phase in bill.phases if any(phase in one.phases for one in _shown_kinds(bill))]
+    return [(_phase_color(phase), label_of(phase)) for phase in bill.phases if any(phase in one.phases for one in _shown_kinds(bill))]
+
+
+def goodput_rows(bill: Bill) -> list[tuple[SvgTheme, str, str, str, str]]:
+    """Return the categories with time in them: colour, name, time, share and meaning."""
+    return [
+        (CATEGORY_COLORS[one], one.value, hours(bill.hours(one)), wording.share(bill.hours(one) / bill.total_hours), MEANING[one])
+        for one in TimeCategory
+        if bill.hours(one)
+    ]
 
 
 def category_bar(bill: Bill, size: Size) -> Markup:
-    """Return the bar of all time by category, for a *wide* or a *narrow* screen."""
+    """Return the bar of all time by category, for a *wide* or a *narrow* screen; it needs no name."""
     kept, lost = bill.hours(TimeCategory.PRODUCTIVE), bill.hours(TimeCategory.LOST)
     text = f"Of {hours(bill.total_hours)} {hours(kept)} were productive and {hours(lost)} lost to failures. The tables have the numbers."
-    return _bars([("all", _category_parts(bill))], size, f"cost-{size}", "All hours by category", text)
+    return _bars(bill, [("", _category_parts(bill))], size, f"cost-{size}", "All hours by category", text)
 
 
 def loss_bars(bill: Bill, size: Size) -> Markup | None:
@@ -157,14 +166,17 @@ def loss_bars(bill: Bill, size: Size) -> Markup | None:
         return None
     lost = hours(bill.hours(TimeCategory.LOST))
     text = f"{lost} were lost to {wording.plural(len(rows), 'kind')} of faults. The tables have the numbers."
-    return _bars(rows, size, f"lost-{size}", "Lost to failures", text)
+    return _bars(bill, rows, size, f"lost-{size}", "Lost to failures", text)
 
 
-def _bars(rows: Rows, size: Size, name: str, title: str, text: str) -> Markup:
+def _bars(bill: Bill, rows: Rows, size: Size, name: str, title: str, text: str) -> Markup:
     """Return a picture of *rows* with its own scale."""
     box, pitch = (_WIDE, _PITCH) if size == "wide" else (_NARROW, _PITCH_NARROW)
+    if not any(name for name, _ in rows):
+        box, pitch = replace(box, left=_NARROW.left), _PITCH
     on = drawing(replace(box, height=box.top + pitch * len(rows) + box.bottom))
-    _draw_rows(on, rows, pitch, wide=size == "wide", ticks=True)
+    _draw_rows(on, rows, pitch, wide=pitch == _PITCH, ticks=True)
+    on.axis_titles(f"time, added up over {'ranks' if bill.unit.by_rank else 'nodes'}")
     return svg(on, name=name, title=title, text=text)
 
 
@@ -214,7 +226,7 @@ def _shown_kinds(bill: Bill) -> Sequence[FailureLoss]:
 
 def _loss_rows(bill: Bill) -> Rows:
     return [
-        (one.kind, [_part(phase, spent, sum(one.phases.values()), _phase_color(phase)) for phase, spent in one.phases.items()])
+        (one.kind, [_part(label_of(phase), spent, sum(one.phases.values()), _phase_color(phase)) for phase, spent in one.phases.items()])
         for one in _shown_kinds(bill)
     ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -62,6 +62,9 @@ class SvgTheme(StrEnum):
     DOWN_BAND = "#a1001d"
     FAILED_ATTEMPT = "#a1001e"
     WAIT = "#a1001f"
+    NOT_DETECTED = "#a10029"
+    MIGRATING = "#a1002a"
+    SUSPENDED = "#a1002b"
     COMPUTES = "#a10020"
     WAITS_PIPELINE = "#a10021"
     WAITS_GRADIENTS = "#a10022"
@@ -114,6 +117,10 @@ _DPI: Final = 144
 _REMOVED: Final = {"metadata", "style"}
 
 
+_AXIS: Final = "axis-title-"
+"""Begins the ``gid`` of the title of an axis, which becomes its class in the page."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawingBox:
     """The size of a drawing and the margins around its axes, in CSS pixels at full width."""
@@ -144,12 +151,24 @@ class Drawing:
     figure: Figure
     axes: Axes
     tips: dict[str, str] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
 
-    def tip(self, text: str) -> str:
-        """Return an id for an artist's ``gid`` so that it has the tooltip *text*."""
+    def tip(self, text: str, *, link: str = "") -> str:
+        """Return an id for an artist's ``gid`` so that it has the tooltip *text*, and leads to *link*, an address within the page."""
         key = f"tip{len(self.tips)}"
         self.tips[key] = text
+        if link:
+            self.links[key] = link
         return key
+
+    def axis_titles(self, x: str, y: str = "") -> None:
+        """Write what the axes measure, with units: *x* below the ticks, *y* upright at the left edge."""
+        box = self.box
+        style: dict[str, Any] = {"color": SvgTheme.QUIET, "fontsize": 11.5, "ha": "center"}
+        self.figure.text((box.left + box.columns / 2) / box.width, 5 / box.height, x, va="baseline", gid=f"{_AXIS}x", **style)
+        if y:
+            middle = (box.bottom + box.rows / 2) / box.height
+            self.figure.text(12 / box.width, middle, y, va="center", rotation=90, rotation_mode="anchor", gid=f"{_AXIS}y", **style)
 
 
 def style() -> AbstractContextManager[None]:
@@ -175,8 +194,9 @@ def svg(on: Drawing, *, name: str, title: str, text: str) -> Markup:
         raw = io.StringIO()
         on.figure.savefig(raw, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     root = ET.fromstring(raw.getvalue())  # noqa: S314 (we wrote it a line above)
-    _embed(root, name, on.tips)
-    root.attrib = {"class": "drawing", "viewBox": root.attrib["viewBox"], "role": "img", "aria-labelledby": f"{name}-title {name}-text"}
+    _embed(root, name, on)
+    role = "group" if on.links else "img"  # what is in an image cannot be reached with the keyboard
+    root.attrib = {"class": "drawing", "viewBox": root.attrib["viewBox"], "role": role, "aria-labelledby": f"{name}-title {name}-text"}
     for position, (tag, content) in enumerate((("title", title), ("desc", text))):
         node = ET.Element(tag, {"id": f"{name}-{tag.replace('desc', 'text')}"})
         node.text = visible(content)
@@ -184,24 +204,28 @@ def svg(on: Drawing, *, name: str, title: str, text: str) -> Markup:
     return Markup(ET.tostring(root, encoding="unicode", method="html"))  # noqa: S704 (ElementTree escaped every text)
 
 
-def _embed(node: ET.Element, name: str, tips: Mapping[str, str]) -> None:
+def _embed(node: ET.Element, name: str, on: Drawing) -> None:
     """Make *node* and everything below it part of an HTML page: no namespaces, no styles, unique ids."""
     node.tag = _NAMESPACE.sub("", node.tag)
     for child in list(node):
         if _NAMESPACE.sub("", child.tag) in _REMOVED:
             node.remove(child)
         else:
-            _embed(child, name, tips)
+            _embed(child, name, on)
     key = node.attrib.get("id", "")
     node.attrib = {
         _NAMESPACE.sub("", attribute): _attribute(_NAMESPACE.sub("", attribute), value, name) for attribute, value in node.attrib.items()
     }
     if node.tag == "g":
         node.attrib.pop("id", None)
-    if key in tips:
+    if key.startswith(_AXIS):
+        node.attrib["class"] = f"axis-title {key.removeprefix(_AXIS)}"
+    if key in on.tips:
         tip = ET.Element("title")
-        tip.text = visible(tips[key])
+        tip.text = visible(on.tips[key])
         node.insert(0, tip)
+    if key in on.links:
+        node.tag, node.attrib["href"] = "a", on.links[key]
     if node.tail:
         node.tail = "\n"
     if node.tag not in {"text", "title"} and node.text:

@@ -12,9 +12,12 @@ import numpy as np
 import sqlalchemy
 from sqlmodel import col, select
 
-from holdfast.accounting.losses import FailureCosts, losses
+from detectors.gpu_readings import GpuReading
+from holdfast.accounting.bill import Bill, bill
+from holdfast.accounting.losses import FailureCosts
 from holdfast.accounting.timeline_reader import recovered_at
 from holdfast.history import queries
+from holdfast.history.health_samples import latest_health
 from holdfast.history.lease import flow_run_url
 from holdfast.history.models import (
     Checkpoint,
@@ -44,6 +47,8 @@ class OfIncident(Protocol):
 
 Row = TypeVar("Row", bound=OfIncident)
 _COLUMNS: Final = np.dtype([("generation", "i8"), ("step", "i8"), ("at", "f8"), ("seconds", "f8"), ("loss", "f8")])
+MOST_INCIDENTS: Final = 80
+"""Incidents that have a card on the page, the newest ones."""
 LARGEST_LOSS = 1e30
 """A greater loss counts as infinite: it would break the arithmetic of a plot."""
 
@@ -93,7 +98,10 @@ class JobHistory:
     """In-memory snapshots by generation."""
     job_events: Sequence[JobEvent]
     steps: StepColumns
-    losses: FailureCosts
+    bill: Bill
+    """What the job's time was used for."""
+    gpus: str = ""
+    """GPUs and driver of the job's nodes, as the last health check found them; empty if unknown."""
     flow_run_url: str = ""
     """Page of the job's newest flow run in the Prefect UI; empty without one."""
 
@@ -107,19 +115,38 @@ class JobHistory:
         """Return whether the job is in a terminal state."""
         return self.state in TERMINAL
 
+    @property
+    def losses(self) -> FailureCosts:
+        """Return what failures cost the job."""
+        return self.bill.costs
+
+    @property
+    def has_controller(self) -> bool:
+        """Return whether a controller runs the job."""
+        return any(one.job.has_controller for one in self.bill.jobs)
+
     @cached_property
     def end(self) -> float:
-        """Return when the job ended, or *now* while it has not."""
-        return self.transitions[-1].at if self.ended else max(self.now, self.job.at)
+        """Return when the job ended, or until when it is known: now, or without a controller its last sign of life."""
+        return max([self.job.at, *(one.job.end for one in self.bill.jobs)])
 
     @property
     def wall_seconds(self) -> float:
         """Return the seconds that the job has taken so far."""
         return max(0.0, self.end - self.job.at)
 
+    @property
+    def shown_cases(self) -> Sequence[IncidentCase]:
+        """Return the incidents that have a card on the page."""
+        return self.cases[-MOST_INCIDENTS:]
+
+    def anchor(self, incident: Incident) -> str:
+        """Return the address of the card of *incident* within the page, or of the list if it has none."""
+        return f"#incident-{incident.number}" if incident in [case.incident for case in self.shown_cases] else "#incidents"
+
     def downtime(self, incident: Incident) -> float:
-        """Return the downtime of an incident in seconds, until the end while it is open."""
-        return max(0.0, recovered_at(incident, self.end) - incident.fault_at)
+        """Return the downtime of an incident in seconds, until the end while it is open; one that passed by itself has none."""
+        return 0.0 if incident.outcome == "passed" else max(0.0, recovered_at(incident, self.end) - incident.fault_at)
 
 
 def read_history(history: History, job: Job, *, now: float) -> JobHistory:
@@ -138,9 +165,23 @@ def read_history(history: History, job: Job, *, now: float) -> JobHistory:
         snapshots=queries.snapshots(history, job.id),
         job_events=queries.job_events(history, job.id),
         steps=_steps(history, job, generations),
-        losses=losses(history, job, now=now),
+        bill=bill(history, job, now=now),
+        gpus=_gpus(history, job, generations),
         flow_run_url=flow_run_url(history, job.id),
     )
+
+
+def _gpus(history: History, job: Job, generations: Sequence[Generation]) -> str:
+    """Return the most common GPU and driver of the nodes of the newest generation."""
+    nodes = generations[-1].ranks if generations else {}
+    known = latest_health(history, str(job.cluster.get("name", ""))) if nodes else {}
+    readings = [one.reading.gpus for node, one in known.items() if node in nodes and one.reading is not None]
+    found = [
+        f"{len(one.gpus)} × {one.gpus[0].name}, driver {one.driver_version}"  # noqa: RUF001 (times)
+        for one in readings
+        if isinstance(one, GpuReading) and isinstance(one.gpus, tuple) and one.gpus and isinstance(one.driver_version, str)
+    ]
+    return max(found, key=found.count, default="")
 
 
 def _cases(history: History, job: Job, faults: Mapping[str | None, list[FaultRecord]]) -> list[IncidentCase]:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from holdfast.report import wording
 from holdfast.report.case import IncidentCase
-from holdfast.report.pages.axes import LABEL_PIXELS, AxisMark, count_axis, incident_marks, loss_axis, step_axis, time_axis
+from holdfast.report.pages.axes import LABEL_PIXELS, AxisMark, count_axis, incident_marks, loss_axis, since_submission, step_axis, time_axis
 from holdfast.report.pages.drawing import Drawing, DrawingBox, SvgTheme, drawing, svg
 from holdfast.report.pages.job_history import Flags, JobHistory, StepColumns
 from holdfast.report.pages.thinning import Floats, Places, smoothed, thin_pieces
@@ -33,17 +33,18 @@ def over_time(job: JobHistory, box: DrawingBox, name: str) -> Markup:
     """Draw the loss over wall time; the step number if no loss is reported."""
     on, steps = drawing(box), job.steps
     height = steps.loss if steps.with_loss else steps.step.astype(np.float64)
-    time_axis(on, job.wall_seconds)
+    time_axis(on, job.wall_seconds, zero=job.job.at)
     _height_axis(on, steps, height)
     _generation_bands(on, [(one.number, max(0.0, one.at - job.job.at), end) for one, end in _generation_ends(job)])
-    _downtimes(on, job)
+    downtimes(on, job)
     faults = np.array([case.incident.fault_at - job.job.at for case in job.cases])
     kept, lost = _in_time(job, height)
     _line(on, lost, faults, color=SvgTheme.AGAIN, linewidth=1.8, dashes=(2, 1.2))
     _curve(on, kept, faults)
     _gaps(on, steps, np.sort(steps.at[~np.isfinite(steps.loss)]) - job.job.at)
-    incident_marks(on, [_mark(case, case.incident.fault_at - job.job.at) for case in job.cases])
+    incident_marks(on, marks_in_time(job))
     what = "Loss" if steps.with_loss else "Step number"
+    on.axis_titles(since_submission(job.job.at, job.wall_seconds), what.lower())
     return svg(on, name=name, title=f"{what} over wall time", text=_text(job))
 
 
@@ -61,7 +62,8 @@ def over_steps(job: JobHistory, box: DrawingBox, name: str) -> Markup:
     _line(on, old, faults, color=SvgTheme.AGAIN, linewidth=5, alpha=0.75)
     _curve(on, [(steps.step[kept].astype(np.float64), steps.loss[kept])], faults)
     _gaps(on, steps, steps.step[kept][~np.isfinite(steps.loss[kept])].astype(np.float64))
-    incident_marks(on, [_mark(case, case.incident.step_before) for case in job.cases if case.incident.step_before is not None])
+    incident_marks(on, [_mark(job, case, case.incident.step_before) for case in job.cases if case.incident.step_before is not None])
+    on.axis_titles("step", "loss")
     return svg(on, name=name, title="Loss over steps", text=_text(job))
 
 
@@ -86,6 +88,7 @@ def close_up(job: JobHistory, case: IncidentCase, box: DrawingBox, name: str) ->
     dots = {"marker": "o", "markersize": 4} if np.count_nonzero(new) < _DOTS else {}
     _line(on, [_by_step(steps, new | resumed)], np.empty(0), color=SvgTheme.LOSS, linewidth=1.8, **dots)
     on.axes.axvline(high, color=SvgTheme.INCIDENT, linewidth=1, dashes=(3, 2))
+    on.axis_titles("step", "loss")
     text = f"Thick: before the fault at step {high:,}. Thin: after resuming from step {low:,}."
     return svg(on, name=name, title=f"Loss around incident {case.incident.number}", text=text)
 
@@ -178,7 +181,7 @@ def _generation_bands(on: Drawing, spans: Sequence[tuple[int, float, float]]) ->
             )
 
 
-def _downtimes(on: Drawing, job: JobHistory) -> None:
+def downtimes(on: Drawing, job: JobHistory) -> None:
     """Shade the downtime of each incident; of those within one pixel only the first."""
     pixel, drawn = job.wall_seconds / on.box.columns, -math.inf
     for case in job.cases:
@@ -206,9 +209,14 @@ def _lost_spans(steps: StepColumns, pixel: float) -> list[tuple[int, int]]:
     return [(int(again[low]), int(again[high])) for low, high in zip(starts, [*ends, len(again) - 1], strict=True)]
 
 
-def _mark(case: IncidentCase, x: float) -> AxisMark:
+def marks_in_time(job: JobHistory) -> list[AxisMark]:
+    """Return the mark of each incident on an axis of seconds since submission."""
+    return [_mark(job, case, case.incident.fault_at - job.job.at) for case in job.cases]
+
+
+def _mark(job: JobHistory, case: IncidentCase, x: float) -> AxisMark:
     one = case.incident
-    return AxisMark(number=one.number, x=max(0.0, x), text=f"incident {one.number}: {one.kind} on {one.target}")
+    return AxisMark(number=one.number, x=max(0.0, x), text=f"incident {one.number}: {one.kind} on {one.target}", link=job.anchor(one))
 
 
 def _text(job: JobHistory) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
 from markupsafe import Markup
 
+from holdfast.history.models import Incident
 from holdfast.report import wording
 from holdfast.report.case import IncidentCase
 from holdfast.report.pages.axes import BarPart, badge, shortened, stacked_bar, time_axis
@@ -58,8 +59,8 @@ def edge(drawn: Sequence[Bar]) -> float:
     return max(typical or lengths) * 1.02 or 1.0
 
 
-def phase_bars(drawn: Sequence[Bar], box: DrawingBox, name: str, *, wide: bool) -> Markup:
-    """Draw the bars, their names to the left or, on a narrow screen, above."""
+def phase_bars(drawn: Sequence[Bar], box: DrawingBox, name: str, *, wide: bool, link: Callable[[Incident], str]) -> Markup:
+    """Draw the bars, their names to the left or, on a narrow screen, above; *link* gives the address of an incident's card."""
     pitch = 34 if wide else 56
     on, limit = drawing(replace(box, height=pitch * len(drawn) + box.top + box.bottom)), edge(drawn)
     time_axis(on, limit)
@@ -69,7 +70,8 @@ def phase_bars(drawn: Sequence[Bar], box: DrawingBox, name: str, *, wide: bool) 
     for row, bar in enumerate(drawn):
         total = f"{'→ ' if bar.seconds > limit else ''}{wording.duration(bar.seconds)}"
         stacked_bar(on, [_part(part) for part in bar.parts], row + (0.5 if wide else 0.66), height=20 / pitch, total=total)
-        _name(on, bar, row, wide=wide, pitch=pitch)
+        _name(on, bar, row, wide=wide, pitch=pitch, link=link(bar.case.incident))
+    on.axis_titles("time since the fault")
     longest = max(drawn, key=lambda bar: bar.seconds)
     text = (
         f"{wording.plural(len(drawn), 'recovery', 'recoveries')}; the longest, of incident {longest.case.incident.number}, "
@@ -83,18 +85,19 @@ def _part(part: PhasePart) -> BarPart:
     return BarPart(
         size=part.seconds,
         color=COLORS[part.kind.name],
-        tip=f"{part.label} {part.kind.term}".strip() + f": {time} ({wording.share(part.share)})",
+        tip=f"{part.label}: {time} ({wording.share(part.share)})",
         label=time,
         label_color=SvgTheme.ON_DARK if part.kind.name in _DARK else SvgTheme.ON_LIGHT,
     )
 
 
-def _name(on: Drawing, bar: Bar, row: int, *, wide: bool, pitch: int) -> None:
+def _name(on: Drawing, bar: Bar, row: int, *, wide: bool, pitch: int, link: str) -> None:
     """Write the incident's number and kind to the left of the bar, or above it."""
     incident, aligned = bar.case.incident, on.axes.get_yaxis_transform()
     left, height = (-on.box.left / on.box.columns, row + 0.5) if wide else (0.0, row + 12 / pitch)
     number = f"{incident.number}"
-    badge(on, (left + 11 / on.box.columns, height), number, transform=aligned)
+    tip = on.tip(f"incident {number}: {incident.kind} on {incident.target}", link=link)
+    badge(on, (left + 11 / on.box.columns, height), number, transform=aligned, gid=tip)
     left += (22 + 6 * len(number)) / on.box.columns
     name = shortened(incident.kind, _NAME_CHARACTERS)
     on.axes.text(left, height, name, transform=aligned, va="center_baseline", fontsize=12, color=SvgTheme.TEXT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
@@ -12,21 +13,25 @@ from markupsafe import Markup
 
 import detectors.all_kinds  # registers every kind in the catalogue
 import detectors.catalogue
+from detectors.catalogue import FaultKind
 from holdfast.history.models import Checkpoint, FaultRecord, Generation, NodeStatusChange
-from holdfast.report import cost_table, memory, phases, wording
+from holdfast.report import cost_table, incident_text, memory, phases, wording
 from holdfast.report.case import LONGEST, IncidentCase, evidence_of, hypotheses_of
+from holdfast.report.next_steps import logs_command, next_steps
 from holdfast.report.notes import collapsed
-from holdfast.report.pages import loss, recoveries, timeline
+from holdfast.report.pages import cost_page, loss, recoveries, throughput, timeline
+from holdfast.report.pages.configuration import configuration
 from holdfast.report.pages.drawing import DrawingBox, style
 from holdfast.report.pages.job_history import JobHistory
 from holdfast.report.pages.template_env import Tile, render
 
 STATE_LOOK: Final = {"COMPLETED": "good", "FAILED": "bad", "CANCELLED": "plain", "RUNNING": "live", "LAUNCHING": "live"}
 """CSS class of each state; every other state is a recovery under way."""
-MOST_INCIDENTS: Final = 80
 MOST_CLOSE_UPS: Final = 16
 MOST_ROWS: Final = 200
 """Rows of any other table; the newest are shown, and how many are not."""
+_LONG_REASON: Final = 20
+"""A reason of so many characters stands once on the page, elsewhere there is a link."""
 FIRST_NODES: Final = 8
 """Nodes of a generation that are shown at once, new ones among them."""
 MOST_GENERATIONS: Final = 100
@@ -42,23 +47,27 @@ EVIDENCE_CHARACTERS: Final = 250_000
 """Limit for the evidence of all faults together, so that the page stays small."""
 
 _WIDE: Final = {
-    "time": DrawingBox(width=1000, height=330, left=76, right=24, top=46, bottom=30),
-    "steps": DrawingBox(width=1000, height=330, left=76, right=24, top=46, bottom=30),
-    "lanes": DrawingBox(width=1000, height=0, left=76, right=24, top=46, bottom=30),
-    "bars": DrawingBox(width=1000, height=0, left=230, right=90, top=6, bottom=28),
+    "time": DrawingBox(width=1000, height=345, left=84, right=24, top=46, bottom=58),
+    "throughput": DrawingBox(width=1000, height=250, left=84, right=24, top=46, bottom=58),
+    "steps": DrawingBox(width=1000, height=345, left=84, right=24, top=46, bottom=43),
+    "lanes": DrawingBox(width=1000, height=0, left=84, right=24, top=46, bottom=58),
+    "bars": DrawingBox(width=1000, height=0, left=230, right=90, top=6, bottom=43),
 }
 _NARROW: Final = {
-    "time": DrawingBox(width=350, height=280, left=42, right=12, top=46, bottom=30),
-    "steps": DrawingBox(width=350, height=280, left=42, right=12, top=46, bottom=30),
-    "lanes": DrawingBox(width=350, height=0, left=72, right=12, top=46, bottom=30),
-    "bars": DrawingBox(width=350, height=0, left=2, right=72, top=0, bottom=28),
+    "time": DrawingBox(width=350, height=300, left=60, right=16, top=46, bottom=58),
+    "throughput": DrawingBox(width=350, height=240, left=60, right=16, top=46, bottom=58),
+    "steps": DrawingBox(width=350, height=290, left=60, right=16, top=46, bottom=43),
+    "lanes": DrawingBox(width=350, height=0, left=76, right=16, top=46, bottom=58),
+    "bars": DrawingBox(width=350, height=0, left=2, right=72, top=0, bottom=43),
 }
-_CLOSE_UP: Final = DrawingBox(width=440, height=190, left=48, right=14, top=10, bottom=28)
+_CLOSE_UP: Final = DrawingBox(width=440, height=210, left=64, right=14, top=10, bottom=43)
 
 
 def page(history: JobHistory) -> str:
     """Return the report as HTML."""
-    shown = history.cases[-MOST_INCIDENTS:]
+    shown = history.shown_cases
+    decided = _decided(history)
+    rates = throughput.rate_changes(history)
     longest = max(400, min(LONGEST, EVIDENCE_CHARACTERS // max(1, sum(len(case.faults) for case in shown))))
     drawn = recoveries.bars(history.cases)
     return render(
@@ -69,7 +78,20 @@ def page(history: JobHistory) -> str:
         gaps=history.steps.with_loss and len(history.steps) > np.count_nonzero(np.isfinite(history.steps.loss)),
         tiles=list(tiles(history)),
         sentence=_sentence(history),
-        spec=_spec_text(history),
+        configuration=configuration(history),
+        goodput={"categories": cost_page.goodput_rows(history.bill), "unit": history.bill.unit},
+        rates=rates,
+        rate_rows=list(throughput.rows(history, MOST_ROWS)),
+        rate=throughput.rate,
+        signed=throughput.signed,
+        next_steps=next_steps(history.job, history.bill, history.cases, {one.node: one for one in history.status_changes}),
+        logs=lambda case: logs_command(history.job.name, case),
+        log_files=lambda case: _log_files(history, case),
+        told_in=lambda reason, generation=None: _told_in(decided, reason, generation),
+        fault_kinds=_fault_kinds(history),
+        terms=[kind for kind in phases.KINDS if kind.term],
+        rule_text=incident_text.rule_text,
+        sum_of_terms=phases.SUM,
         look=STATE_LOOK.get(history.state, "warning"),
         last_transition=history.transitions[-1] if history.transitions else None,
         states=[(color.variable, state) for color, state in timeline.states(history)],
@@ -179,21 +201,37 @@ def _checkpoints_tile(history: JobHistory) -> Tile:
     return Tile(label="Checkpoints", value=wording.count(len(complete)), note=f"{problems} more with problems" if problems else typical)
 
 
-def _spec_text(history: JobHistory) -> list[str]:
-    """Return what the job file requests, in a few words each; it may be of any version."""
-    spec = history.job.spec
-    listed = {name: list(map(str, value)) if isinstance(value := spec.get(name), list) else [] for name in ("args", "command")}
-    program = next(([str(spec[name])] for name in ("script", "module") if spec.get(name)), listed["command"])
-    found = [" ".join([*program, *listed["args"]])]
-    nodes, ranks, spare = spec.get("nnodes", 1), spec.get("nproc_per_node", 1), spec.get("spare_nodes", 0)
-    if "nnodes" in spec or "nproc_per_node" in spec:
-        text = f"{nodes} {'node' if nodes == 1 else 'nodes'} × {ranks} {'rank' if ranks == 1 else 'ranks'}"  # noqa: RUF001 (times)
-        found.append(text + (f", {spare} spare" if spare else ""))
-    if spec.get("policy"):
-        found.append(f"{spec['policy']} policy")
-    if history.job.cluster.get("name"):
-        found.append(f"cluster {history.job.cluster['name']}")
-    return [text for text in found if text]
+def _decided(history: JobHistory) -> dict[str | int, int]:
+    """Return by reason, and by the generation that it led to, the number of the incident whose card has the reason."""
+    found: dict[str | int, int] = {}
+    for case in history.shown_cases:
+        number = case.incident.number
+        found |= {reason: number for reason in (case.incident.reason, *(one.reason for one in case.decisions)) if reason}
+        if case.incident.generation_after is not None:
+            found[case.incident.generation_after] = number
+    return found
+
+
+def _told_in(decided: Mapping[str | int, int], reason: str, generation: int | None) -> int | None:
+    """Return the incident whose card has *reason*, whole or as the beginning of a longer one, or that led to *generation*."""
+    whole = decided.get(reason, decided.get(generation) if generation is not None else None)
+    if whole is not None or len(reason) < _LONG_REASON:
+        return whole
+    return next((number for known, number in decided.items() if isinstance(known, str) and known.startswith(reason)), None)
+
+
+def _fault_kinds(history: JobHistory) -> list[FaultKind]:
+    """Return the catalogue's entries of all kinds on the page."""
+    kinds = [kind for case in history.shown_cases for kind in (case.incident.kind, *(one.kind for one in case.faults))]
+    kinds += [one.kind for one in history.loose_faults]
+    return [detectors.catalogue.CATALOGUE[kind] for kind in dict.fromkeys(kinds) if kind in detectors.catalogue.CATALOGUE][:MOST_ROWS]
+
+
+def _log_files(history: JobHistory, case: IncidentCase) -> list[tuple[str, str]]:
+    """Return name and address of the logs on this machine of the ranks that an incident is about."""
+    ranks = dict.fromkeys(one.rank for one in case.faults if one.root and one.rank is not None)
+    paths = [Path(history.job.directory, "logs", f"rank-{rank}.log") for rank in ranks]
+    return [(path.name, path.as_uri()) for path in paths if path.is_absolute() and path.is_file()]
 
 
 # -- the plots ------------------------------------------------------------------------------------------------------------
@@ -202,14 +240,19 @@ def _spec_text(history: JobHistory) -> list[str]:
 def _drawings(history: JobHistory, drawn: Sequence[recoveries.Bar]) -> dict[str, Markup]:
     """Return each plot for a wide and for a narrow screen; the style sheet shows one of them."""
     found: dict[str, Callable[[Mapping[str, DrawingBox], str], Markup]] = {}
+    if history.bill.total_hours:
+        found["goodput"] = lambda _boxes, size: cost_page.category_bar(history.bill, "wide" if size == "wide" else "narrow")
     if len(history.steps):
+        found["throughput"] = lambda boxes, size: throughput.throughput(history, boxes["throughput"], f"throughput-{size}")
         found["time"] = lambda boxes, size: loss.over_time(history, boxes["time"], f"time-{size}")
         if history.steps.with_loss:
             found["steps"] = lambda boxes, size: loss.over_steps(history, boxes["steps"], f"steps-{size}")
     if history.transitions or history.generations:
         found["lanes"] = lambda boxes, size: timeline.timeline(history, boxes["lanes"], f"lanes-{size}")
     if drawn:
-        found["bars"] = lambda boxes, size: recoveries.phase_bars(drawn, boxes["bars"], f"bars-{size}", wide=size == "wide")
+        found["bars"] = lambda boxes, size: recoveries.phase_bars(
+            drawn, boxes["bars"], f"bars-{size}", wide=size == "wide", link=history.anchor
+        )
     wide, narrow = _fitted(_WIDE, history), _fitted(_NARROW, history)
     pair = Markup('<div class="wide">{}</div>\n<div class="narrow">{}</div>')
     with style():

@@ -30,8 +30,8 @@ _OVERLAPPED: Final = (SvgTheme.COPIES_OVERLAPPED, "copies while it waits")
 _EXPOSED: Final = (SvgTheme.COPIES_EXPOSED, "copies while training is stopped")
 _WORK_Y: Final = (0.06, 0.62)
 _COPY_Y: Final = (0.72, 0.18)
-WIDE: Final = DrawingBox(width=1000, height=0, left=118, right=24, top=10, bottom=30)
-NARROW: Final = DrawingBox(width=350, height=0, left=74, right=12, top=10, bottom=30)
+WIDE: Final = DrawingBox(width=1000, height=0, left=118, right=24, top=10, bottom=44)
+NARROW: Final = DrawingBox(width=350, height=0, left=74, right=12, top=10, bottom=44)
 _LEAST_BARS: Final = 60
 _MOST_BARS: Final = 6000
 """Spans of all lanes together; with more, each lane is drawn in so many columns."""
@@ -84,7 +84,7 @@ def shown(profile: JobProfile) -> list[RankProfile]:
 
 def schedule(profile: JobProfile, box: DrawingBox, name: str) -> Markup:
     """Return the plot for the page."""
-    return svg(_drawn(profile, box), name=name, title=f"What the ranks did in step {profile.step:,}", text=_text(profile))
+    return svg(_drawn(profile, box, titled=True), name=name, title=f"What the ranks did in step {profile.step:,}", text=_text(profile))
 
 
 def schedule_file(profile: JobProfile, kind: str, job: str) -> bytes:
@@ -92,10 +92,10 @@ def schedule_file(profile: JobProfile, kind: str, job: str) -> bytes:
     colours = legend(profile)
     rows = -(-len(colours) // 5)
     box = replace(_FILE, bottom=38 + 20 * rows)
-    return image(_drawn(profile, box), kind, colours, title=f"{wording.visible(job)}, step {profile.step:,}")
+    return image(_drawn(profile, box, titled=False), kind, colours, title=f"{wording.visible(job)}, step {profile.step:,}")
 
 
-def _drawn(profile: JobProfile, box: DrawingBox) -> Drawing:
+def _drawn(profile: JobProfile, box: DrawingBox, *, titled: bool) -> Drawing:
     lanes = shown(profile)
     on = drawing(replace(box, height=len(lanes) * LANE + box.top + box.bottom))
     time_axis(on, profile.span)
@@ -104,6 +104,8 @@ def _drawn(profile: JobProfile, box: DrawingBox) -> Drawing:
         [place + sum(_WORK_Y) / 2 for place in range(len(lanes))], [_name(profile, one, box) for one in lanes], fontsize=11.5
     )
     on.axes.grid(axis="x")
+    if titled:
+        on.axis_titles("time since the first rank began the step")
     for place, one in enumerate(lanes):
         start = profile.starts[one.rank]
         _bars(on, place, _WORK_Y, work(one, start), one.rank)

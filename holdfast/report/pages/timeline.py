@@ -8,11 +8,11 @@ from typing import Final
 
 from markupsafe import Markup
 
-from holdfast.history.queries import TERMINAL
 from holdfast.report import wording
-from holdfast.report.pages.axes import AxisMark, incident_marks, time_axis
+from holdfast.report.pages.axes import incident_marks, since_submission, time_axis
 from holdfast.report.pages.drawing import Drawing, DrawingBox, SvgTheme, drawing, svg
 from holdfast.report.pages.job_history import JobHistory
+from holdfast.report.pages.loss import marks_in_time
 
 LANE: Final = 26
 """Height of a lane in pixels."""
@@ -20,7 +20,15 @@ MOST_LANES: Final = 16
 _NAME_CHARACTERS: Final = 10
 _LETTER_PIXELS: Final = 6.6
 _MERGE_PIXELS: Final = 12
-_STATE_COLORS: Final = {"LAUNCHING": SvgTheme.STARTING, "RUNNING": SvgTheme.TRAINING, "WAITING": SvgTheme.WAITING}
+_STATE_COLORS: Final = {
+    "LAUNCHING": SvgTheme.STARTING,
+    "RUNNING": SvgTheme.TRAINING,
+    "WAITING": SvgTheme.WAITING,
+    "MIGRATING": SvgTheme.MIGRATING,
+    "SUSPENDED": SvgTheme.SUSPENDED,
+}
+RECOVERING: Final = "recovering"
+NOT_DETECTED: Final = "fault not yet detected"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,17 +61,16 @@ def height(job: JobHistory, box: DrawingBox) -> DrawingBox:
 def timeline(job: JobHistory, box: DrawingBox, name: str) -> Markup:
     """Draw the job's states and the nodes' ranks."""
     on, nodes = drawing(height(job, box)), lanes(job)
-    time_axis(on, job.wall_seconds)
+    time_axis(on, job.wall_seconds, zero=job.job.at)
     on.axes.set_ylim(len(nodes) + 1, 0)
     on.axes.set_yticks([place + 0.5 for place in range(len(nodes) + 1)], ["job", *(_shortened(node) for node in nodes)], fontsize=11.5)
     on.axes.grid(axis="x")
     least = _MERGE_PIXELS * job.wall_seconds / box.columns
-    for lane, spans in enumerate([_states(job), *(_node_spans(job, node, least) for node in nodes)]):
+    for lane, spans in enumerate([job_spans(job), *(_node_spans(job, node, least) for node in nodes)]):
         _draw(on, lane, spans)
     _mark_status_changes(on, job, nodes)
-    zero = job.job.at
-    marks = [(case.incident, case.incident.fault_at - zero) for case in job.cases]
-    incident_marks(on, [AxisMark(number=one.number, x=max(0.0, x), text=f"incident {one.number}: {one.kind}") for one, x in marks])
+    incident_marks(on, marks_in_time(job))
+    on.axis_titles(since_submission(job.job.at, job.wall_seconds))
     made, drawn = wording.plural(len(job.transitions), "transition"), wording.plural(len(nodes), "node")
     text = f"The job made {made}; {drawn} with ranks are drawn. The table below has all transitions."
     return svg(on, name=name, title="States of the job and ranks of its nodes over wall time", text=text)
@@ -74,24 +81,60 @@ def _shortened(node: str) -> str:
     return plain if len(plain) <= _NAME_CHARACTERS else f"{plain[: _NAME_CHARACTERS - 4]}…{plain[-3:]}"
 
 
-def _states(job: JobHistory) -> Sequence[TimelineSpan]:
+def job_spans(job: JobHistory) -> list[TimelineSpan]:
+    """Return the spans of the job's lane: its states, and over them the downtime of each incident, as the accounts count it.
+
+    The job's state follows a fault late: by the time until it is detected. And it is running again a moment before the first new step.
+    """
+    spans = _states(job)
+    for case in job.cases:
+        incident, zero = case.incident, job.job.at
+        down = job.downtime(incident)
+        if not down:
+            continue
+        begin, end = max(0.0, incident.fault_at - zero), incident.fault_at - zero + down
+        detected = min(max(incident.detected_at - zero, begin), end)
+        name = f"incident {incident.number}: "
+        late = f"{name}{NOT_DETECTED} for {wording.duration(detected - begin)}"
+        again = f"{name}{wording.duration(down)} of downtime"
+        spans = _overlaid(spans, TimelineSpan(start=begin, end=detected, color=SvgTheme.NOT_DETECTED, label="", tip=late))
+        spans = _overlaid(spans, TimelineSpan(start=detected, end=end, color=SvgTheme.RECOVERING, label="", tip=again))
+    return spans
+
+
+def _overlaid(spans: Sequence[TimelineSpan], over: TimelineSpan) -> list[TimelineSpan]:
+    """Return *spans* with *over* in place of the running that it covers; other states stay, because they say more."""
+    found = []
+    for one in spans:
+        begin, end = max(one.start, over.start), min(one.end, over.end)
+        if one.color is not SvgTheme.TRAINING or begin >= end:
+            found.append(one)
+            continue
+        found += [replace(one, end=begin)] if begin > one.start else []
+        found.append(replace(over, start=begin, end=end))
+        found += [replace(one, start=end)] if end < one.end else []
+    return found
+
+
+def _states(job: JobHistory) -> list[TimelineSpan]:
     ends = [*(one.at for one in job.transitions[1:]), job.end]
     zero = job.job.at
     first = job.transitions[0].at if job.transitions else job.end
-    found = [TimelineSpan(start=0, end=first - zero, color=SvgTheme.STARTING, label="", tip="LAUNCHING")]
+    found = [TimelineSpan(start=0, end=first - zero, color=SvgTheme.STARTING, label="", tip="launching")]
     for one, end in zip(job.transitions, ends, strict=True):
         color = _STATE_COLORS.get(one.after, SvgTheme.RECOVERING)
         label = one.after.lower() if color is SvgTheme.TRAINING else ""
-        tip = f"{one.after} for {wording.duration(end - one.at)}: {one.reason}"
+        tip = f"{one.after.lower()} for {wording.duration(end - one.at)}: {one.reason}"
         found.append(TimelineSpan(start=one.at - zero, end=end - zero, color=color, label=label, tip=tip))
     return found
 
 
 def states(job: JobHistory) -> list[tuple[SvgTheme, str]]:
     """Return the colours of the job's lane with their states, for the legend."""
-    present = {"LAUNCHING", *(one.after for one in job.transitions)} - TERMINAL
-    found = [(color, state.lower()) for state, color in _STATE_COLORS.items() if state in present]
-    return [*found, (SvgTheme.RECOVERING, "recovering")] if present - _STATE_COLORS.keys() else found
+    present = {one.color for one in job_spans(job) if one.end > one.start}
+    names = {color: state.lower() for state, color in _STATE_COLORS.items()}
+    names |= {SvgTheme.NOT_DETECTED: NOT_DETECTED, SvgTheme.RECOVERING: RECOVERING}
+    return [(color, name) for color, name in names.items() if color in present]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,14 +60,14 @@ class BatchShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """What a training loop computes at once of a step."""
+    """A part of a step's batch that one rank computes at once. `Session.micro_batches` yields it."""
 
     batch: Any
-    """What the `DataLoader` made of the samples."""
+    """The samples, as the ``collate_fn`` of the ``DataLoader`` returned them."""
     weight: float
-    """The factor of the mean loss over the batch, to be applied before ``backward``."""
+    """Factor for the mean loss over these samples, to apply before ``backward()``; 1 with all ranks present and one micro-batch each."""
     last: bool
-    """It is the last micro-batch of the step for this rank: its backward pass averages gradients over the ranks."""
+    """Whether this is the last micro-batch of the step on this rank. Its backward pass averages gradients over the ranks."""
 
 
 def split(batch: Sequence[Any], how: BatchSplit) -> list[tuple[list[Any], BatchShard]]:

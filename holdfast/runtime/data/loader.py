@@ -22,35 +22,36 @@ _END: Final = object()
 
 
 class Loader:
-    """Iterates over a `DataLoader`, epoch after epoch, and knows its position.
+    """Iterate over a ``DataLoader`` with a position that is saved and restored: a resumed run sees the same batches as an undisturbed one.
 
-    The position counts the batches handed out, not those that workers have loaded ahead. After a resume the order of the
-    epoch is drawn again from the generators as they were at its beginning, the batches already seen are skipped
-    without loading them, and the generators are left unchanged. ``set_epoch`` of a sampler is called at each epoch.
+    - The position counts batches that were returned, not batches that workers have prefetched. A resume draws the order of the epoch
+      again, and skips the batches that were used without loading them. An ``IterableDataset`` is read again up to the position.
+    - ``set_epoch`` of a sampler is called at the beginning of each epoch.
+    - With workers, the random generators are seeded for each batch, so that random augmentation is the same after a resume. This does not
+      cover a dataset with its own generator.
+    - When the number of ranks changes, a sampler with ``num_replicas`` continues after the same number of samples over all ranks.
+    - With `Session.micro_batches`, the batches are those of complete steps, and each rank loads its part of them.
 
-    With workers, each batch is loaded with generators seeded for this very batch, so that random augmentation depends neither on
-    which worker loads it, nor on where a resumed run began. (A dataset with a generator of its own is not covered.)
-    An `IterableDataset` has no order to skip in: it is read again up to the position.
+    Args:
+        loader: The ``torch.utils.data.DataLoader`` to iterate over. It is not changed.
+        endless: Continue with the next epoch at the end of one; otherwise iteration ends with each epoch.
 
-    When the number of ranks changes, a sampler that divides the data among them (``num_replicas``) continues after the same
-    number of samples over all ranks; new ranks follow rank 0.
-
-    `Session.micro_batches` has it divide batches: they are then those of complete steps, drawn by all ranks in the same order, and each
-    rank loads its own samples of them.
+    Raises:
+        TypeError: ``loader`` is not a ``DataLoader``.
+        RuntimeError: While iterating: an epoch has no batch, or `Session.micro_batches` divides the batches of this loader.
     """
 
     follows_rank_0: Final = True
     """A rank that did not exist when the checkpoint was written takes the position of rank 0."""
 
     def __init__(self, loader: DataLoader[Any], *, endless: bool = True) -> None:
-        """Wrap *loader*; *endless*: iterating continues from epoch to epoch, else it ends with each."""
         if not isinstance(loader, DataLoader):
             raise TypeError(f"Loader(...) got a {type(loader).__name__}, but must be a torch.utils.data.DataLoader")
         self.loader, self.endless = loader, endless
-        self.epoch = 0
-        """The current epoch, counted from 0."""
-        self.consumed = 0
-        """Batches of this epoch handed out."""
+        self.epoch: int = 0
+        """Current epoch, counted from 0."""
+        self.consumed: int = 0
+        """Number of batches of this epoch that were returned."""
         self._begin: rng.State | None = None
         self._begin_generators: list[torch.Tensor] = []
         self._inner: Iterator[Any] | None = None
@@ -175,7 +176,11 @@ class Loader:
         self._inner = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, and the generators from which the order of this epoch was drawn."""
+        """Return the position, with the random generators from which the order of this epoch was drawn.
+
+        Returns:
+            The state, for `load_state_dict` on the same rank.
+        """
         return {
             "epoch": self.epoch,
             "consumed": self.consumed,
@@ -186,7 +191,14 @@ class Loader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to the position in *state*: the next batch is the one that followed it. Raise ``ValueError`` for another kind of state."""
+        """Continue at a saved position: the next batch is the one that followed it.
+
+        Args:
+            state: What `state_dict` returned, in a process with the same dataset; batch size and number of ranks may differ.
+
+        Raises:
+            ValueError: ``state`` is not the state of a `Loader`, or the ``DataLoader`` has a different number of generators.
+        """
         keys = {"epoch", "consumed", "begin", "generators", "ranks", "batch"}
         if not keys <= state.keys():
             raise ValueError(f"this is not the position of a holdfast.Loader: it lacks {', '.join(sorted(keys - state.keys()))}")

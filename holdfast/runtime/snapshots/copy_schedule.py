@@ -1,8 +1,8 @@
 """When to copy: a schedule for the coming steps from the wait windows of past ones. Pure, standard library only.
 
-Where a stage of a pipeline waits depends on the stage: the first in the middle of the step, the last at both ends (docs/architecture.md
-has the table). So each rank profiles its own windows and places its own slices in them. The ranks agree only on the interval between
-snapshots: the largest that any of them needs.
+Where a stage of a pipeline waits depends on the stage: the first in the middle of the step, the last at both ends. So each
+rank profiles its own windows and places its own slices in them. The ranks agree only on the interval between snapshots: the largest that
+any of them needs.
 """
 
 from __future__ import annotations

@@ -29,9 +29,19 @@ def sections_begun() -> int:
 
 @contextmanager
 def section(name: str, limit: float | timedelta | None = None) -> Iterator[None]:
-    """Declare a long section (a compile, a save, an evaluation): up to *limit* (seconds), or the job's own limit for sections.
+    """Declare a long section between two steps, such as a compile, a save or an evaluation: Holdfast waits for it longer than for a step.
 
-    Without it a rank that commits no step for several times the usual step time counts as hung.
+    Use it as ``with holdfast.section("evaluation"):``. Outside of a job it does nothing.
+
+    Args:
+        name: Name of the section, for messages.
+        limit: Maximum duration in seconds, or a ``timedelta``; None: the job's ``timeouts.section``. After that the rank counts as hung.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        ValueError: ``limit`` is not above 0.
     """
     seconds = limit.total_seconds() if isinstance(limit, timedelta) else limit
     if seconds is not None and not seconds > 0:
@@ -45,10 +55,11 @@ def section(name: str, limit: float | timedelta | None = None) -> Iterator[None]
         link().section(name, seconds, begin=False)
 
 
-class _Scalar(Protocol):
+class Scalar(Protocol):
     """A tensor of one element, of any library."""
 
-    def item(self) -> float: ...
+    def item(self) -> float:
+        """Return the element."""
 
 
 class _Progress:
@@ -72,13 +83,21 @@ class _Progress:
 _progress = _Progress()
 
 
-def heartbeat(step: SupportsIndex, loss: SupportsFloat | _Scalar | None = None, *, until: SupportsIndex | None = None) -> None:
-    """Report that *step* (counted over the whole job) is done, with its *loss*; outside of Holdfast do nothing.
+def heartbeat(step: SupportsIndex, loss: SupportsFloat | Scalar | None = None, *, until: SupportsIndex | None = None) -> None:
+    """Report that a step is done, for scripts and frameworks that save and restore their own state.
 
-    For frameworks that save and restore their own state: this saves, restores and waits for nothing. Call it on every rank; once in
-    several steps is enough. A number that was reported already is ignored. *until* is the step at which the job ends.
+    It enables hang detection, step counts and goodput without a `session`; it saves and restores nothing. Call it on every rank, after
+    every step or every few steps. Outside of a job, and for a step that was reported already, it does nothing.
 
-    A *loss* on a GPU is waited for, as ``loss.item()`` does: where that is too slow, pass none, or a number that is already on the host.
+    Args:
+        step: Number of the step that is done, counted over the whole job.
+        loss: Loss of the step: a number, or a tensor with one element. A tensor on a GPU is copied to the host, which waits for the step:
+            pass a number that is on the host already, or nothing, where that is too slow.
+        until: Step at which the job ends, for the remaining time in `holdfast status`.
+
+    Raises:
+        TypeError: ``loss`` is neither a number nor a tensor with one element.
+        ValueError: ``step`` or ``until`` is negative.
     """
     number, end = operator.index(step), None if until is None else operator.index(until)
     if number < 0 or (end is not None and end < 0):
@@ -97,7 +116,7 @@ def heartbeat(step: SupportsIndex, loss: SupportsFloat | _Scalar | None = None, 
     agent.heartbeat(number, None if loss is None else _number(loss), _progress.advance(number), end)
 
 
-def _number(loss: SupportsFloat | _Scalar) -> float:
+def _number(loss: SupportsFloat | Scalar) -> float:
     try:
         return float(loss.item() if hasattr(loss, "item") else loss)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -24,7 +24,7 @@ from policies.burn_in import BurnInOutcome, explain_still_isolated, node_result,
 from policies.cordons import TESTABLE, Owner
 from policies.node_states import NodeState
 
-MARKS: Final = {CheckMark.PASSED: COLOURS["ok"], CheckMark.FAILED: COLOURS["unhealthy"], CheckMark.SKIPPED: COLOURS["unknown"]}
+MARKS: Final = {CheckMark.PASSED: COLOURS["healthy"], CheckMark.FAILED: COLOURS["unhealthy"], CheckMark.SKIPPED: COLOURS["unknown"]}
 
 
 def burn_in(nodes: Sequence[str], cluster_file: Path | None, *, short: bool, seconds: float | None, as_json: bool) -> int:

@@ -64,7 +64,7 @@ def check_cluster(cluster_file: Path, nodes: Sequence[str], *, deadline: float, 
         echo_json({"cluster": checkup.cluster, "at": checkup.at, "seconds": checkup.seconds, "nodes": rows, "changes": changes})
     else:
         _show_cluster(checkup)
-    return int(any(one.status != NodeHealthState.OK for one in checkup.assessments.values()))
+    return int(any(one.status != NodeHealthState.HEALTHY for one in checkup.assessments.values()))
 
 
 def _show_cluster(checkup: Checkup) -> None:

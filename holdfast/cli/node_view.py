@@ -1,0 +1,147 @@
+"""The nodes of a job as a watcher sees them: which ranks each one has, its condition, the spares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from holdfast.history import queries
+from holdfast.history.health_samples import health_by_node
+from holdfast.history.models import FaultRecord, Generation, Job
+from holdfast.history.store import History
+from holdfast.report.wording import plural, ranks
+from policies.node_health import NodeHealthState
+
+SUSPECT: Final = frozenset({"suspect", "lost", "excluded"})
+"""States of a node, as the job's controller records them, that are conditions to show."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobNode:
+    """One node of a job."""
+
+    name: str
+    ranks: Sequence[int] = ()
+    """Empty for a spare node."""
+    hot_spares: int = 0
+    """Hot spares that are ready there."""
+    condition: str = ""
+    """A state in one word, such as ``lost`` or ``unhealthy``; empty if nothing was recorded."""
+    reason: str = ""
+    is_bad: bool = False
+    """Whether the condition, or the state of a rank, needs attention."""
+
+    @property
+    def role(self) -> str:
+        """Return what it does in the job, as text."""
+        held = f"ranks {ranks(self.ranks)}" if len(self.ranks) > 1 else f"rank {ranks(self.ranks)}" if self.ranks else "spare"
+        return held + (f", {plural(self.hot_spares, 'hot spare')}" if self.hot_spares else "")
+
+    @property
+    def state(self) -> str:
+        """Return condition and reason, as text."""
+        return ": ".join(part for part in (self.condition, self.reason) if part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobNodes:
+    """The nodes of one generation of a job."""
+
+    members: Sequence[JobNode] = ()
+    """Nodes with ranks."""
+    spares: Sequence[JobNode] | None = None
+    """Spare nodes; None: not reported yet."""
+    removed: Mapping[str, str] = field(default_factory=dict)
+    """Nodes that the job has lost or left, or that are out of service, and why."""
+
+    @property
+    def bad(self) -> list[JobNode]:
+        """Return the nodes that need attention, those with ranks first."""
+        return [one for one in (*self.members, *(self.spares or ())) if one.is_bad]
+
+    @property
+    def hot_spares(self) -> int:
+        """Return how many hot spares are ready."""
+        return sum(one.hot_spares for one in (*self.members, *(self.spares or ())))
+
+    @property
+    def reserve(self) -> str:
+        """Return spare nodes and hot spares as text; empty if they are not reported yet."""
+        if self.spares is None:
+            return ""
+        where = [f"{one.name} ({one.hot_spares})" for one in (*self.members, *self.spares) if one.hot_spares]
+        named = f" ({_names(one.name for one in self.spares)})" if self.spares else ""
+        hot = f"{plural(self.hot_spares, 'hot spare')} ready: {_names(where)}" if where else "no hot spare ready"
+        return f"{plural(len(self.spares), 'spare node') if self.spares else 'no spare node'}{named}, {hot}"
+
+    def as_record(self) -> dict[str, Any]:
+        """Return what is known of the nodes for programs."""
+        known = [*self.members, *(self.spares or ())]
+        conditions = {one.name: {"condition": one.condition, "reason": one.reason, "is_bad": one.is_bad} for one in known if one.condition}
+        return {
+            "conditions": conditions,
+            "spare_nodes": None if self.spares is None else [one.name for one in self.spares],
+            "hot_spares": None if self.spares is None else {one.name: one.hot_spares for one in known if one.hot_spares},
+            "removed": dict(self.removed),
+        }
+
+
+def _names(names: Iterable[str], most: int = 4) -> str:
+    found = list(names)
+    return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")
+
+
+def nodes_of(history: History, job: Job, generation: Generation | None, faults: Sequence[FaultRecord], now: float) -> JobNodes:
+    """Read the condition of the nodes of *generation*; *faults* are those of the incident that is open."""
+    if generation is None:
+        return JobNodes()
+    facts = generation.facts or {}
+    recorded = _recorded(history, job)
+    suspect = {node: one for node, one in recorded.items() if one[2]}
+    conditions = {**recorded, **_probed(history, job, now), **suspect, **_faulty(faults)}
+    hot = {str(node): int(number) for node, number in (facts.get("hot_spares") or {}).items()}
+
+    def one(node: str, held: Sequence[int] = ()) -> JobNode:
+        condition, reason, is_bad = conditions.get(node, ("", "", False))
+        return JobNode(name=node, ranks=held, hot_spares=hot.get(node, 0), condition=condition, reason=reason, is_bad=is_bad)
+
+    spares = facts.get("spare_nodes")  # recorded while no incident is open: since then one may have become a member
+    kept = {*generation.ranks, *(spares or ())}
+    gone = {node: one for node, one in conditions.items() if node not in kept and one[0] in {"lost", "excluded"}}
+    isolated = {str(node): str(why) for node, why in (facts.get("isolated") or {}).items() if node not in kept}
+    return JobNodes(
+        members=[one(str(node), list(held)) for node, held in generation.ranks.items()],
+        spares=None if spares is None else [one(str(node)) for node in spares if node not in generation.ranks],
+        removed={node: f"{status}: {why}" for node, (status, why, _) in gone.items()} | isolated,
+    )
+
+
+def _probed(history: History, job: Job, now: float) -> dict[str, tuple[str, str, bool]]:
+    """Return condition, reason and whether it is bad, by node, as the last probe found it."""
+    found = dict[str, tuple[str, str, bool]]()
+    for node, health in health_by_node(history, str(job.cluster.get("name"))).items():
+        if health.is_fresh(now):
+            why = "" if health.status == NodeHealthState.HEALTHY else "; ".join(health.evidence[:2])
+            found[node] = (str(health.status), why, health.is_bad)
+    return found
+
+
+def _recorded(history: History, job: Job) -> dict[str, tuple[str, str, bool]]:
+    """Return the same as the job's controller recorded it."""
+    rows = queries.node_statuses(history, str(job.cluster.get("name")))
+    return {node: (row.status, row.reason, row.status in SUSPECT) for node, row in rows.items() if row.job_id == job.id}
+
+
+def _faulty(faults: Sequence[FaultRecord]) -> dict[str, tuple[str, str, bool]]:
+    """Return the same of the nodes with *faults*."""
+    of_node = dict[str, list[FaultRecord]]()
+    for fault in faults:
+        of_node.setdefault(fault.node or "", []).append(fault)
+    of_node.pop("", None)
+    found = dict[str, tuple[str, str, bool]]()
+    for node, here in of_node.items():
+        held = {one.rank for one in here if one.rank is not None}
+        where = f" on rank {ranks(held)}" if len(held) == 1 else f" on ranks {ranks(held)}" if held else ""
+        found[node] = ("fault", ", ".join(dict.fromkeys(one.kind for one in here)) + where, True)
+    return found

@@ -1,0 +1,106 @@
+"""What a job is, for readers who have only the page: versions, the job file and the cluster, without secrets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import yaml
+from pydantic import ValidationError
+
+import holdfast
+from holdfast.report.pages.job_history import JobHistory
+from holdfast.spec import TrainingJob, cluster_of
+from holdfast.support.redactor import Redactor
+
+HIDDEN_VALUES: Final = frozenset({"env", "headers"})
+"""Mappings whose values are hidden: reports are sent around, and secrets are in environments."""
+MOST_CHARACTERS: Final = 20_000
+MOST_HOSTS: Final = 16
+_NAMES: Final = {"holdfast": "Holdfast", "python": "Python", "torch": "PyTorch", "prefect": "Prefect", "cuda": "CUDA", "hip": "ROCm",
+                 "driver": "NVIDIA driver", "git_commit": "git commit"}  # fmt: skip
+_LOCAL: Final = re.compile(r"\+(cpu|cu\d+|rocm[\d.]+)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """Facts about a job, each with its name, and its files as YAML."""
+
+    facts: list[tuple[str, str]]
+    job_file: str
+    cluster_file: str
+
+
+def configuration(history: JobHistory) -> Configuration:
+    """Return what is known about the job."""
+    redactor, job = Redactor(), history.job
+    return Configuration(
+        facts=[(name, redactor.text(text)) for name, text in _facts(history) if text],
+        job_file=_yaml(redactor, _job_file(job.spec)),
+        cluster_file=_yaml(redactor, _cluster_file(job.cluster)),
+    )
+
+
+def _facts(history: JobHistory) -> Iterator[tuple[str, str]]:
+    job, known = history.job, history.job.provenance or {}
+    yield "Command", command(job.spec)
+    yield "Size", size(job.spec)
+    yield "Folder", job.directory
+    yield "Cluster", " ".join(str(job.cluster[name]) for name in ("name", "kind") if job.cluster.get(name))
+    yield "Policy", str(job.spec.get("policy") or "")
+    yield from ((_NAMES.get(name, name), str(value)) for name, value in known.items())
+    if "torch" in known and not {"cuda", "hip"} & known.keys():
+        built = _LOCAL.search(str(known["torch"]))
+        yield "CUDA", "none: this PyTorch is built for CPUs" if built is not None and built[1] == "cpu" else ""
+    yield "GPUs", history.gpus
+    yield "Report by", f"Holdfast {holdfast.__version__}"
+
+
+def command(spec: Mapping[str, Any]) -> str:
+    """Return what each rank runs; the job file may be of any version."""
+    listed = {name: list(map(str, value)) if isinstance(value := spec.get(name), list) else [] for name in ("args", "command")}
+    if spec.get("module"):
+        return " ".join(["-m", str(spec["module"]), *listed["args"]])
+    return " ".join([str(spec["script"]), *listed["args"]] if spec.get("script") else listed["command"])
+
+
+def size(spec: Mapping[str, Any]) -> str:
+    """Return how many nodes and ranks a job requests; empty if its file, of another version, does not say so."""
+    nodes, ranks, spare = spec.get("nnodes", 1), spec.get("nproc_per_node", 1), spec.get("spare_nodes", 0)
+    if not {"nnodes", "nproc_per_node"} & spec.keys():
+        return ""
+    text = f"{nodes} {'node' if nodes == 1 else 'nodes'} × {ranks} {'rank' if ranks == 1 else 'ranks'} on each"  # noqa: RUF001 (times)
+    return text + (f", {spare} spare" if spare else "")
+
+
+def _job_file(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the job's fields without those that have their default value; all of them if this version cannot read them."""
+    try:
+        return TrainingJob.model_validate(spec).model_dump(mode="json", exclude_defaults=True)
+    except ValidationError:
+        return spec
+
+
+def _cluster_file(cluster: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        read = cluster_of(dict(cluster))
+    except ValidationError:
+        return cluster
+    found = {"kind": read.kind, **read.model_dump(mode="json", exclude_defaults=True)}
+    hosts = found.get("hosts")
+    if isinstance(hosts, list) and len(hosts) > MOST_HOSTS:
+        found["hosts"] = [*hosts[:MOST_HOSTS], f"and {len(hosts) - MOST_HOSTS} more"]
+    return found
+
+
+def _yaml(redactor: Redactor, fields: Mapping[str, Any]) -> str:
+    text = yaml.safe_dump(redactor.value(_hidden(fields)), sort_keys=False, allow_unicode=True, width=100)
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}\n# {len(text) - MOST_CHARACTERS:,} characters left out"
+
+
+def _hidden(value: Any, name: str = "") -> Any:  # noqa: ANN401 (any JSON)
+    if isinstance(value, Mapping):
+        return {str(key): "(not shown)" if name in HIDDEN_VALUES else _hidden(inner, str(key)) for key, inner in value.items()}
+    return [_hidden(one) for one in value] if isinstance(value, list) else value

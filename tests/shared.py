@@ -1,0 +1,72 @@
+"""What is started once for a whole run of the tests, however many workers pytest-xdist has.
+
+The first worker that needs it starts it, the last one that is done with it ends it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import wait_until
+
+IN_BACKGROUND = ("setsid", "--fork", "sh", "-c", 'echo $$ > "$0" && exec "$@"')
+"""The words before a pid file and a command that leave the command running, with a session and a process group of its own."""
+
+
+def run_folder(places: pytest.TempPathFactory) -> Path:
+    """Return the folder that all workers of this run share."""
+    base = places.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Keep all other workers out meanwhile."""
+    with file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def shared_server(
+    place: Path, command: Sequence[str], environment: Mapping[str, str], ready: Callable[[], bool], seconds: float
+) -> Iterator[None]:
+    """Have *command* running and *ready*; what it prints goes to `server.log` in *place*, the folder that is known to all workers."""
+    pid, log, users = place / "pid", place / "server.log", (place / "users").open("w")
+    with users:
+        with locked(place / "lock"):
+            fcntl.flock(users, fcntl.LOCK_SH)
+            if not pid.exists():
+                with log.open("ab") as out:
+                    subprocess.run(
+                        [*IN_BACKGROUND, pid, *command], env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=True
+                    )
+            wait_until(lambda: ready() or is_gone(pid), seconds=seconds, explain=log.read_text)
+            assert ready(), log.read_text()
+        try:
+            yield
+        finally:
+            with locked(place / "lock"), suppress(BlockingIOError):  # another worker uses it
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.killpg(int(pid.read_text()), signal.SIGKILL)
+                wait_until(lambda: is_gone(pid), seconds=seconds)
+                pid.unlink()
+
+
+def is_gone(pid: Path) -> bool:
+    """Return whether the process whose number is in that file has ended."""
+    number = pid.read_text().strip() if pid.exists() else ""
+    if not number:
+        return False
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
