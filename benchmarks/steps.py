@@ -13,7 +13,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-
 LAST_BYTES: Final = 1024
 """More than a line has."""
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 SUCCESS: Final = 0
 FAILED: Final = 1
-"""The job failed, or a check found a problem."""
 OPERATOR_ERROR: Final = 2
 STOPPED: Final = 3
 CONTROLLER_DIED: Final = 4

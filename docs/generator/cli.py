@@ -16,7 +16,8 @@ def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Com
     yield path, command
     if isinstance(command, click.Group):
         for name in command.list_commands(click.Context(command)):
-            yield from commands(command.commands[name], f"{path} {name}")
+            if not command.commands[name].hidden:
+                yield from commands(command.commands[name], f"{path} {name}")
 
 
 def cli_page() -> str:
@@ -42,7 +43,7 @@ def _sections(command: click.Command, context: click.Context) -> Iterator[str]:
     if options:
         yield table(("Option", "Meaning"), *((f"`{name}`", text) for name, text in options))
     if isinstance(command, click.Group):
-        children = [(name, command.commands[name]) for name in command.list_commands(context)]
+        children = [(name, command.commands[name]) for name in command.list_commands(context) if not command.commands[name].hidden]
         path = context.command_path
         yield table(
             ("Command", "Meaning"),
@@ -63,14 +64,13 @@ def _text(text: str) -> Iterator[str]:
 
 
 def exit_codes_page() -> str:
-    """List the exit codes, by code and command, from the table that the code has."""
+    """List the exit codes, by code and command."""
     from holdfast.exit_codes import CODES  # noqa: PLC0415 (the other pages do not need it)
 
     rows = [(f"`{one.code}`", ", ".join(f"`{name}`" for name in one.commands.split(", ")), one.meaning, one.next) for one in CODES]
     return page(
         "# Exit codes\n",
-        "Commands end with these codes, and so does the flow of a job as `run` does.",
-        "Service managers and batch scripts can decide by them whether to start the command again.\n",
+        "The exit code of `holdfast` says how a command ended. Scripts, batch systems and service managers decide by it",
+        "whether to start the command again.\n",
         table(("Code", "Commands", "Meaning", "What to do"), *rows),
-        "`holdfast run` continues a job after 4, 5, 6 and 7: run the same command again.\n",
     )

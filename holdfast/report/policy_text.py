@@ -65,8 +65,8 @@ def _in_place(_rule: Any, policy: Policy) -> str:  # noqa: ANN401
 RULE_TEXT: Final[dict[type, Callable[[Any, Policy], str]]] = {
     escalation.StopForUserError: lambda _rule, _policy: "fail the job at once if the script is at fault",
     escalation.StopWithoutProgress: lambda rule, policy: (
-        f"fail the job after {plural(policy.budget.max_recoveries_without_progress, 'recovery', 'recoveries')} in a row without a new step, "
-        "unless a node is lost" + ("; replace the node with a spare before that" if rule.replace else "")
+        f"fail the job after {plural(policy.budget.max_recoveries_without_progress, 'recovery', 'recoveries')} in a row without a new "
+        "step, unless a node is lost" + ("; replace the node with a spare before that" if rule.replace else "")
     ),
     escalation.StopWhenSpent: lambda _rule, policy: (
         f"fail the job after {plural(policy.budget.max_recoveries, 'recovery', 'recoveries')} within "
@@ -76,8 +76,8 @@ RULE_TEXT: Final[dict[type, Callable[[Any, Policy], str]]] = {
     LeaveWhenRecurring: _recurring,
     LeaveWhenFlapping: _flapping,
     RollBack: lambda rule, policy: (
-        f"if the loss stays NaN or infinite, go back to an earlier state, {plural(rule.retries_with_same_data, 'time')} with the same data, "
-        f"then {plural(rule.retries_without_batches, 'time')} without these batches, then fail the job"
+        f"if the loss stays NaN or infinite, go back to an earlier state, {plural(rule.retries_with_same_data, 'time')} with the same "
+        f"data, then {plural(rule.retries_without_batches, 'time')} without these batches, then fail the job"
         f"{_deadline(RecoveryAction.ROLLBACK)(policy)}"
     ),
     RetryStep: lambda _rule, policy: (
@@ -121,7 +121,8 @@ def describe_slowness(rule: MigrateStraggler) -> str:
     return (
         f"under `auto`, migrate a rank if staying costs {rule.min_cost_ratio:g} times as much as migrating, and at least "
         f"{duration(rule.min_saving)}; plan for {duration(rule.horizon)} if the number of remaining steps is unknown; at most "
-        f"{plural(rule.max_migrations_per_rank, 'migration')} of one rank or away from one node, and {rule.max_migrations} in all, within {duration(rule.window)}"
+        f"{plural(rule.max_migrations_per_rank, 'migration')} of one rank or away from one node, "
+        f"and {rule.max_migrations} in all, within {duration(rule.window)}"
     )
 
 

@@ -264,7 +264,8 @@ PreemptionNoticeField = Annotated[PreemptionNotice, Field(description="Where pre
 MaintenanceFileField = Annotated[
     NonEmptyText | None,
     Field(
-        description="YAML file whose `maintenance` and `preemption_notice` are reread while jobs run; empty: the file that describes the cluster.",
+        description="YAML file whose `maintenance` and `preemption_notice` are reread while jobs run; empty: the file that describes the "
+        "cluster.",
     ),
 ]
 DomainsField = Annotated[

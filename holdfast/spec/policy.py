@@ -16,6 +16,7 @@ from detectors.all_kinds import CATALOGUE
 from detectors.associations import belongs
 from detectors.catalogue import NO_ACTION_NEEDED, RecommendedAction
 from holdfast.errors import BadFile, Problem
+from holdfast.spec import synonyms
 from holdfast.spec.job import (
     MaxRecoveries,
     MaxRecoveriesWithoutProgress,
@@ -47,7 +48,8 @@ Value = TypeVar("Value")
 def _kind(kind: str) -> str:
     """Refuse a fault kind that the catalogue does not have."""
     if kind not in CATALOGUE:
-        cure = nearest(kind, list(CATALOGUE)) or "`holdfast faults ls` lists the kinds"
+        old = synonyms.KINDS.get(kind)
+        cure = (old and f"Use '{old}'") or nearest(kind, list(CATALOGUE)) or "`holdfast faults ls` lists the kinds"
         raise PydanticCustomError("kind", "no fault kind has this name", {"cure": cure})
     return kind
 
@@ -65,7 +67,8 @@ def _action(action: str) -> str:
     if action == RecoveryAction.FAIL:
         raise PydanticCustomError("action", "'{action}' always comes last", {"action": action, "cure": "Leave it out"})
     if action not in ACTIONS:
-        cure = nearest(action, list(ACTIONS)) or f"Write one of {', '.join(ACTIONS)}"
+        old = synonyms.ACTIONS.get(action)
+        cure = (old and f"Use '{old}'") or nearest(action, list(ACTIONS)) or f"Write one of {', '.join(ACTIONS)}"
         raise PydanticCustomError("action", "no action is called '{action}'", {"action": shown(action), "cure": cure})
     return action
 

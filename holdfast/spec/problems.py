@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from holdfast.errors import Problem
+from holdfast.spec import synonyms
 from holdfast.spec.units import format_duration
 from holdfast.spec.yaml_text import Path
 
@@ -87,9 +88,49 @@ def _problem(details: ErrorDetails, model: type[BaseModel]) -> Problem:
 
 
 def _unknown_field(path: Path, model: type[BaseModel]) -> Problem:
+    word, part = str(path[-1]), ".".join(one for one in path[:-1] if isinstance(one, str))
     fields = _fields_at(path[:-1], model)
-    cure = nearest(str(path[-1]), fields) or f"Remove it; the fields here are {', '.join(fields)}"
+    cure = _as_written(word, fields) or synonyms.meaning(word, part, _tables(model)) or _elsewhere(word, model) or nearest(word, fields)
+    cure = cure or f"Remove it; the fields here are {', '.join(fields)}"
     return Problem(field=dotted(path), reason="unknown field", cure=cure)
+
+
+def _as_written(word: str, fields: list[str]) -> str:
+    """Return the cure for a field that is known, but spelled as an option or in capitals."""
+    return f"Use `{synonyms.plain(word)}`" if synonyms.plain(word) in fields else ""
+
+
+def _tables(model: type[BaseModel]) -> tuple[synonyms.Table, ...]:
+    """Return the words that may stand for fields of *model*."""
+    if model.__name__ == "TrainingJob":
+        return synonyms.JOB
+    return synonyms.POLICY if model.__name__ == "PolicyFile" else synonyms.CLUSTER
+
+
+def _elsewhere(word: str, model: type[BaseModel]) -> str:
+    """Return the cure for a field that belongs into another part of the file, or into another file."""
+    name = synonyms.plain(word)
+    places = [place for place in _places(model) if place.rpartition(".")[2] == name]
+    if len(places) == 1:
+        return f"Use `{places[0]}`"
+    if model.__name__ == "TrainingJob":
+        from holdfast.spec.cluster import KINDS  # noqa: PLC0415 (clusters need this module)
+
+        kinds = [kind for kind, other in KINDS.items() if name in other.model_fields]
+        if kinds:
+            return f"Write it under `cluster:` (of kind {' or '.join(kinds)}), or in a cluster file"
+        if name in {"based_on", "recommended_actions", "actions", "correlated", "recurring", "flapping", "stragglers", "diverged_loss"}:
+            return "Write it in a policy file, and name that file in `policy`"
+    return ""
+
+
+def _places(model: type[BaseModel], at: str = "") -> Iterator[str]:
+    """Yield the dotted names of all fields of *model* and of its parts."""
+    for name, info in model.model_fields.items():
+        yield at + name
+        inner = model_in(info.annotation)
+        if inner is not None:
+            yield from _places(inner, f"{at}{name}.")
 
 
 def _fields_at(path: Path, model: type[BaseModel]) -> list[str]:

@@ -114,7 +114,8 @@ class SlurmCluster(SpecModel):
     lead_time: Duration = duration_field(
         "0s",
         description="How long before an allocation ends the next one is requested, at least half a minute and "
-        "`timeouts.final_checkpoint`. If it starts in time, ranks migrate while training runs; else a final checkpoint is saved, and they continue there when it starts.",
+        "`timeouts.final_checkpoint`. If it starts in time, ranks migrate while training runs; else a final "
+        "checkpoint is saved, and they continue there when it starts.",
     )
     options: list[Annotated[NonEmptyText, AfterValidator(_option)]] = Field(
         default=[], description="More options of sbatch, one item each, e.g. `--mail-type=FAIL`. No shell reads them."

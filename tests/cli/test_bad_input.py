@@ -49,7 +49,7 @@ def files(tmp_path: Path) -> Any:
 
 
 CASES = {
-    "unknown field": (JOB + "wnated: 2\n", "nodes.wnated", "Did you mean 'wanted'?"),
+    "unknown field": (JOB + "nnode: 2\n", "nnode", "Did you mean 'nnodes'?"),
     "missing field": ("script: train.py\n", "name: is missing", "Add it"),
     "script that does not exist": ("name: a\nscript: trian.py\n", "trian.py does not exist", "Fix the path"),
     "command that does not exist": ("name: a\ncommand: [no-such-program, x]\n", "'no-such-program' is not on PATH", "Install it"),
@@ -72,9 +72,9 @@ CASES = {
 
 def test_a_refusal_is_the_same_from_a_shell(holdfast: Command, files: Any) -> None:
     """A message on stderr, status 2, nothing on stdout, no traceback."""
-    done = holdfast("run", files(JOB + "wnated: 2\n"))
+    done = holdfast("run", files(JOB + "nnode: 2\n"))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "holdfast: job.yaml: 1 problem(s)\n  nodes.wnated: line 3: unknown field. Did you mean 'wanted'?\n"
+    assert done.stderr == "holdfast: job.yaml: 1 problem(s)\n  nnode: line 3: unknown field. Did you mean 'nnodes'?\n"
 
 
 @pytest.mark.parametrize("verb", ["validate", "run"])
@@ -100,7 +100,7 @@ def test_all_problems_come_at_once_and_for_programs_too(here: Command, files: An
     told = json.loads(done.stdout)
     assert done.returncode == 2
     assert told["ok"] is False
-    assert {problem["field"] for problem in told["problems"]} == {"name", "nam", "script", "nodes.wanted"}
+    assert {problem["field"] for problem in told["problems"]} == {"name", "nam", "script", "nnodes"}
     assert all(set(problem) == {"field", "reason", "cure"} and all(problem.values()) for problem in told["problems"])
 
 

@@ -65,7 +65,7 @@ def started(rack: Rack, place: Path, environment: Mapping[str, str], checkpoint:
 @pytest.fixture(scope="module")
 def job(rack: Rack, prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostJob]:
     """Give a job on all four hosts."""
-    with started(rack, tmp_path_factory.mktemp("j") / "job", prefect_server.environment, {"every": EVERY}) as job:
+    with started(rack, tmp_path_factory.mktemp("j") / "job", prefect_server.environment, {"interval": EVERY}) as job:
         yield job
 
 
@@ -509,7 +509,7 @@ def begun(rack: Rack, job: HostJob, prefect_server: PrefectServer, tmp_path: Pat
 
 def test_ranks_that_were_given_up_and_need_nobody_else_train_on_and_save_nothing(begun: Begin) -> None:
     """All ranks are on the host that was cut off, and their agent gives them leave: it is the storage that says that their time is over."""
-    saves = {"every": 5, "memory": {"interval": 0}}  # by the ranks themselves
+    saves = {"interval": 5, "memory": {"interval": 0}}  # by the ranks themselves
     with begun("lone", saves, {"nnodes": 1, "nproc_per_node": 2, "spare_nodes": 1, "hot_spares": 1}) as lone:
         lone.settles()
         host, old = lone.host_of(0), lone.chaos.ranks()[0].pid
@@ -534,7 +534,7 @@ def test_ranks_that_were_given_up_and_need_nobody_else_train_on_and_save_nothing
 
 def test_the_only_host_of_a_job_is_replaced_where_others_of_the_cluster_answer(begun: Begin) -> None:
     """No agent is left to be heard, but nodes that have nothing to do with the job tell that the way to it is not cut."""
-    with begun("sole", {"every": 5}, {"nnodes": 1, "nproc_per_node": 2}) as sole:
+    with begun("sole", {"interval": 5}, {"nnodes": 1, "nproc_per_node": 2}) as sole:
         sole.settles()
         host = sole.host_of(0)
         host.strand()
@@ -550,7 +550,7 @@ def test_the_only_host_of_a_job_is_replaced_where_others_of_the_cluster_answer(b
 
 def test_a_collective_that_is_held_up_for_a_while_goes_on_by_itself(begun: Begin) -> None:
     """All ranks have come to it, and both hosts answer: what is between them is given as long again as a hang takes at least."""
-    with begun("held", {"every": 0}, {"nnodes": 2, "nproc_per_node": 1}, timeouts={"hang_min": "8s"}) as held:
+    with begun("held", {"interval": 0}, {"nnodes": 2, "nproc_per_node": 1}, timeouts={"hang_min": "8s"}) as held:
         held.settles()
         before, one, other = held.chaos.ranks(), held.host_of(0), held.host_of(1)
         one.cut([other])
@@ -567,7 +567,7 @@ def test_a_collective_that_is_held_up_for_a_while_goes_on_by_itself(begun: Begin
 
 def test_a_job_that_needs_two_hosts_which_do_not_reach_each_other_waits_until_they_do(begun: Begin) -> None:
     """Nothing can be had in the place of either: each start would come to nothing, and use up what the job may try."""
-    with begun("apart", {"every": 5}, {"nnodes": 4, "nproc_per_node": 1}) as apart:
+    with begun("apart", {"interval": 5}, {"nnodes": 4, "nproc_per_node": 1}) as apart:
         apart.settles()
         one, other = apart.host_of(1), apart.host_of(2)
         one.cut([other])
@@ -589,7 +589,7 @@ def test_a_job_that_needs_two_hosts_which_do_not_reach_each_other_waits_until_th
 
 def test_a_job_that_nobody_hears_is_known_to_stand_once_the_lease_of_its_agents_is_over(rack: Rack, begun: Begin) -> None:
     """By then they have ended their ranks; the job goes on from its checkpoint as soon as a host can be reached."""
-    with begun("brief", {"every": 5}, {"nnodes": 1, "nproc_per_node": 2}, timeouts={"lease": "8s"}) as brief:
+    with begun("brief", {"interval": 5}, {"nnodes": 1, "nproc_per_node": 2}, timeouts={"lease": "8s"}) as brief:
         brief.settles()
         host = brief.host_of(0)
         there = {host.pid_here(one.pid) for one in brief.chaos.ranks().values()}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli.recovery_view import ALWAYS as PHASES
 from holdfast.history import History, holder_of, queries
 from holdfast.testing.orphans import leftovers
 from policies.states import State
@@ -245,6 +246,54 @@ def test_a_terminal_that_goes_away_leaves_the_job_alone(place: Place) -> None:
     assert place.state("lonely") == "RUNNING"
     (place.folder / "enough").touch()
     wait_until(lambda: place.state("lonely") == "COMPLETED", seconds=SECONDS, explain=place.log)
+    gone(place)
+
+
+STEADY = """
+import os, pathlib, time, holdfast
+pathlib.Path(f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
+time.sleep(1.0)  # a start that a person has time to see
+for step in range(1, 100_000):
+    if pathlib.Path("enough").exists():
+        break
+    time.sleep(0.05)
+    holdfast.heartbeat(step, 1.0 / step, until=100_000)
+"""
+
+
+def phase_on(terminal: Terminal) -> list[str]:
+    """Return the phases of a recovery that were marked as running, in the order in which they were drawn."""
+    return list(dict.fromkeys(re.findall(r"▶ ([a-z]+)", terminal.text)))
+
+
+def rows(terminal: Terminal) -> dict[str, str]:
+    """Return the newest picture's rows by label; further lines of a row belong to it."""
+    found, label = dict[str, str](), ""
+    for line in terminal.newest_frame()[1:-1]:
+        name, text = line[2:13].strip(), line[13:-2].strip()
+        label = name or label
+        found[label] = f"{found.get(label, '')} {text}".strip()
+    return found
+
+
+def test_a_recovery_is_visible_as_it_happens(place: Place) -> None:
+    """The fault, the phase that runs, the action; then the times of all phases, as programs get them; and every value of a training job."""
+    name = place.job("steady", STEADY, "nproc_per_node: 2\n")
+    with Terminal([*PROGRAM, "run", str(place.folder / name)], place.environment) as terminal:
+        wait_until(lambda: "steps/s" in rows(terminal).get("loss", ""), seconds=SECONDS, explain=lambda: terminal.text + place.log())
+        wait_until(lambda: "spares" in rows(terminal), seconds=SECONDS, explain=lambda: terminal.text)
+        assert {"step", "loss", "nodes", "spares", "checkpoint", "at risk"} <= rows(terminal).keys()
+        assert "2 ranks on 1 node" in rows(terminal)["nodes"]
+        os.kill(int((place.folder / "pid-1").read_text()), signal.SIGKILL)
+        wait_until(lambda: "▶ resume" in rows(terminal).get("recovery", ""), seconds=SECONDS, explain=lambda: terminal.text)
+        during = rows(terminal)
+        assert during["incident"].startswith("1: worker-sigkill on rank 1")
+        assert during["action"].startswith("restart-workers: ")
+        wait_until(lambda: "1 recovered by" in rows(terminal).get("incident", ""), seconds=SECONDS, explain=lambda: terminal.text)
+        assert sorted(phase_on(terminal), key=PHASES.index) == phase_on(terminal), "in the order of the state machine"
+        assert re.sub(r" [\d.]+ m?s\b", "", rows(terminal)["recovery"]).replace("·", " ").split() == list(PHASES)
+        (place.folder / "enough").touch()
+        wait_until(lambda: terminal.status() is not None, seconds=SECONDS, explain=lambda: terminal.text)
     gone(place)
 
 
