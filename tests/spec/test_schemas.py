@@ -11,9 +11,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from holdfast.errors import BadFile
+from holdfast.spec.json_schemas import FOLDER, SCHEMAS, text_of
 from holdfast.spec.load import load_cluster, load_job
 from holdfast.spec.policy import load_policy
-from holdfast.spec.json_schemas import FOLDER, SCHEMAS, text_of
 from holdfast.spec.yaml_text import Document
 
 ROOT = Path(__file__).parents[2]
