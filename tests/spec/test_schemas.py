@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from holdfast.errors import BadFile
 from holdfast.spec.json_schemas import FOLDER, SCHEMAS, text_of
