@@ -108,7 +108,7 @@ def test_a_file_that_is_none_is_named(content: str, tmp_path: Path) -> None:
 
 def test_without_files_the_cure_is_named(tmp_path: Path) -> None:
     """What writes them, and when."""
-    with pytest.raises(NoProfile, match=r"holdfast\.session.*memory\.every"):
+    with pytest.raises(NoProfile, match=r"holdfast\.session.*memory\.interval"):
         read(tmp_path, "gpt")
 
 

@@ -60,7 +60,7 @@ def test_what_a_recovery_did_is_described_in_sentences() -> None:
         "113 MB of state transferred from surviving ranks at 1.2 GB/s, over 10.0.0.1",
         "the slowest rank took 12 ms to rendezvous, 20 ms to build groups, 100 ms to transfer state",
         "rank 3: the warm-up had covered 9 of 9 calls of the first step",
-        "rank 7: the warm-up had covered 3 of 4 calls of the first step; new after the activation: 0 barrier",
+        "rank 7: the warm-up had covered 3 of 4 calls of the first step",
     ]
     assert "checkpoint" in wording.recovery_details({**facts, "bytes": 0, "source": "checkpoint"})[1]
     assert wording.recovery_details(None) == []
@@ -162,6 +162,6 @@ def test_an_incident_is_one_line_when_it_opens_and_one_when_it_closes() -> None:
     )
     assert wording.incident_opened(one) == "incident 2: worker-sigkill on rank 1 on node-1, detected after 12 ms"
     one.outcome, one.action, one.downtime_s, one.steps_lost, one.generation_after = "recovered", "replace-ranks", 0.259, 0, 2
-    assert wording.incident_closed(one) == "incident 2 recovered by take-over in 259 ms, no step computed again, now generation 2"
+    assert wording.incident_closed(one) == "incident 2 recovered by replace-ranks in 259 ms, no step computed again, now generation 2"
     one.outcome, one.steps_lost, one.generation_after = "gave-up", None, None
     assert wording.incident_closed(one) == "incident 2 gave up"
