@@ -168,7 +168,7 @@ _KINDS: Final = (
     ),
     *(
         EventKind(
-            name=f"holdfast.node.{state}",
+            name=f"holdfast.node.service.{state}",
             about=NODE,
             related=_OF_NODE,
             meaning=f"The node's state of service became {state}: by a job, or by node-repair",
