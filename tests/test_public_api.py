@@ -138,8 +138,8 @@ def test_every_class_of_clusters_is_a_cluster() -> None:
     """`isinstance` and pydantic know the type of all clusters."""
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 (this test alone)
 
-    assert isinstance(holdfast.LocalCluster(nodes=2), holdfast.Cluster)  # type: ignore[arg-type]
-    assert not isinstance("local", holdfast.Cluster)  # type: ignore[arg-type]
+    assert isinstance(holdfast.LocalCluster(nodes=2), holdfast.Cluster)
+    assert not isinstance("local", holdfast.Cluster)
     adapter: TypeAdapter[Any] = TypeAdapter(holdfast.Cluster | None)
     assert adapter.validate_python({"kind": "local", "nodes": 3}) == holdfast.LocalCluster(nodes=3)
     assert adapter.validate_python(None) is None

@@ -130,7 +130,7 @@ def index_page() -> str:
 
 
 def _by_xid() -> list[tuple[int, FaultKind]]:
-    found = {}
+    found: dict[int, FaultKind] = {}
     for kind in by_place():
         if number := re.search(r"\bXid \([^)]*\): (\d+)", words_of(kind.unhealthy)):
             found.setdefault(int(number[1]), kind)

@@ -13,7 +13,7 @@ from holdfast.errors import HistoryCorrupt, HistoryTooNew, HistoryTooOld
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD: Final = "0103"
+HEAD: Final = "0102"
 """The newest revision in ``migrations/versions``, written here so that an up-to-date database needs no Alembic."""
 
 _FIRST: Final = "0102"

@@ -9,7 +9,7 @@ import pytest
 from holdfast.runtime.checkpoint.save import CheckpointSettings
 from tests.runtime.chaos import fault
 from tests.runtime.flow_double import Ended, FlowDouble, Job, assert_undisturbed
-from tests.runtime.test_groups_hot_spare import start_hot_spare
+from tests.runtime.test_groups_hot_spares import start_hot_spare
 
 
 def saved(flow: FlowDouble) -> list[int]:

@@ -99,7 +99,7 @@ def upgrade() -> None:  # noqa: PLR0915 (two statements per table)
     op.create_index("ix_incident_diagnosis_job_id", "incident_diagnosis", ["job_id"])
     op.create_table(
         "job",
-        text("id"), text("name"), json("spec"), json("cluster"), text("directory"), real("at"),
+        text("id"), text("name"), json("spec"), json("cluster"), text("directory"), real("at"), json("provenance", nullable=True),
         sa.PrimaryKeyConstraint("id"),
     )  # fmt: skip
     op.create_index("ix_job_name", "job", ["name"])
