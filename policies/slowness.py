@@ -8,7 +8,7 @@ from statistics import median
 from typing import Final
 
 PAUSE: Final = 1.0
-"""Assumed pause of training for a migration before one was measured, in seconds: ours take 0.1 to 0.4 s (docs/explanation/benchmarks.md), on one machine
+"""Assumed pause of training for a migration before one was measured, in seconds: ours take 0.1 to 0.4 s (see the benchmarks) on one machine
 with little state."""
 RECOVERY: Final = 60.0
 """Assumed cost of a recovery after a migration that fails halfway, in seconds (ours: a restart of all ranks, generously)."""

@@ -1,4 +1,4 @@
-"""The states of a job and the transitions between them, in one table. Other transitions are refused; docs/reference/states.md is drawn from it."""
+"""The states of a job and the transitions between them, in one table, from which docs/reference/states.md is drawn."""
 
 from __future__ import annotations
 

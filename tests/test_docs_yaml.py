@@ -34,15 +34,21 @@ def blocks() -> list[tuple[str, str]]:
             line = text.count("\n", 0, block.start()) + 2
             shown = re.sub(f"^{block[1]}", "", block[2], flags=re.MULTILINE)
             if file := INCLUDED.fullmatch(shown):
-                whole = (ROOT / file[1]).read_text()
-                shown = f"# {'cluster' if re.search('^kind:', whole, re.MULTILINE) else 'job'}.yaml\n{whole}"
+                shown = (ROOT / file[1]).read_text()
             found.append((f"{page.relative_to(ROOT)}:{line}", shown))
     return found
 
 
+def kind(text: str) -> str:
+    """Return the name of the file that the fields of *text* belong into."""
+    fields = yaml.safe_load(text).keys()
+    return "cluster.yaml" if "kind" in fields else "policy.yaml" if fields & {"based_on", "recommended_actions"} else "job.yaml"
+
+
 def load(text: str, folder: Path) -> None:
-    """Load a block as the file that its first line names."""
+    """Load a block as the file that its first line names; an example's own first line names none."""
     name = text.partition("\n")[0].removeprefix("# ").split()[0]
+    name = name if name in LOADERS or name in FOREIGN else kind(text)
     if name in FOREIGN:
         assert isinstance(yaml.safe_load(text), dict)
         return
@@ -58,7 +64,7 @@ def load(text: str, folder: Path) -> None:
 @pytest.mark.parametrize(("place", "text"), blocks(), ids=[place for place, _ in blocks()])
 def test_a_block_of_yaml_on_a_page_is_a_file_that_loads(place: str, text: str, tmp_path: Path) -> None:
     """A reader who copies it gets no error; its first line says which file it is or is part of."""
-    assert re.match(r"# \S+", text), f"{place}: begin the block with `# job.yaml`, `# cluster.yaml` or `# policy.yaml`"
+    assert re.match(r"# \S+", text), f"{place}: begin the block with the name of the file: `# job.yaml`, `# cluster.yaml`, `# policy.yaml`"
     load(text, tmp_path)
 
 

@@ -168,7 +168,7 @@ def _redacted_spec(redactor: Redactor, spec: Any) -> Any:  # noqa: ANN401 (any J
         return spec
     found = {}
     for name, value in spec.items():
-        if name == "environment" and isinstance(value, dict):
+        if name == "env" and isinstance(value, dict):
             found[name] = redactor.environment({str(key): str(one) for key, one in value.items()}, facts.SHOWN)
             hidden = [(str(key), str(one)) for key, one in value.items() if found[name][str(key)] == HIDDEN]
             redactor.learn(*(one for key, one in hidden if is_secret(key) or is_distinct(one)))

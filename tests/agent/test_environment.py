@@ -58,8 +58,8 @@ def ours(folder: Path, node: Node, flow: Flow) -> list[dict[str, Any]]:
     """Return what the script saw on two ranks of a real agent, told what a flow tells it."""
     (folder / "ours").mkdir()
     spec = TrainingJob.model_validate({
-        "name": "shown", "script": "show.py", "args": ["--lr", "1"], "directory": str(folder), "nproc_per_node": 2,
-        "environment": {"SHOWN": str(folder / "ours")},
+        "name": "shown", "script": "show.py", "args": ["--lr", "1"], "workdir": str(folder), "nproc_per_node": 2,
+        "env": {"SHOWN": str(folder / "ours")},
     })  # fmt: skip
     job = cast("Job", SimpleNamespace(id="j", name="shown", directory=str(folder / "job")))
     plan = prepare_fields(spec, LocalCluster(), job)

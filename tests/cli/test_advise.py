@@ -21,7 +21,7 @@ DOWN = sum(seconds for name, seconds in PHASES.items() if name != "rollback")
 def a_long_job(book: History, *, faults: int = 4, saves: int = 12, steps: int = 300, plan: dict[str, Any] | None = None) -> Author:
     """Write a job of 50 hours on two nodes, steps of two seconds and saves of three, which has ended."""
     author = Author(book, "gpt-large", NOW - 60 * 3600)
-    author.job.spec["checkpoint"] = plan or {"every": 50}
+    author.job.spec["checkpoint"] = plan or {"interval": 50}
     ranks = {"n0": [0, 1, 2, 3], "n1": [4, 5, 6, 7]}
     one = Generation(job_id=author.job.id, number=1, at=author.zero, ended_at=author.zero + 50 * 3600, world_size=8, ranks=ranks)
     author.write(one, *(StepRecord(job_id=author.job.id, generation=1, step=step, at=NOW, seconds=2.0) for step in range(1, steps + 1)))
@@ -138,7 +138,7 @@ def test_without_faults_the_assumptions_are_shown(here: Command, book: History) 
 def test_before_the_first_save_there_is_nothing_to_advise(here: Command, book: History) -> None:
     """The answer says what is missing and what to do; the figures that are known are shown."""
     author = Author(book, "fresh", NOW)
-    author.job.spec["nodes"] = {"nnodes": 3, "nproc_per_node": 8}
+    author.job.spec |= {"nnodes": 3, "nproc_per_node": 8}
     with book.session() as session:
         session.merge(author.job)
     done = here("checkpoint", "advise", "fresh")
@@ -171,7 +171,7 @@ def test_an_invalid_interval_is_refused(arguments: list[str], here: Command, lon
 def test_unknown_phases_and_invalid_specs_are_tolerated(here: Command, long: Author, book: History) -> None:
     """Rows of another version."""
     with book.session() as session:
-        long.job.spec = {"checkpoint": {"interval": "sometimes"}, "nodes": 3}
+        long.job.spec = {"checkpoint": {"interval": "sometimes"}, "nnodes": [3]}
         session.merge(long.job)
     one = long.incident(9, "worker-sigkill", "rank 1", seconds=99)
     long.write(Phase(job_id=long.job.id, incident_id=one.id, position=9, name="unheard of", seconds=1.0))

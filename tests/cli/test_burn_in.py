@@ -184,7 +184,7 @@ def test_invalid_settings_are_reported_with_their_field(here: Command, small: Pa
     small.write_text("burn_in: {memory: 200%, thresholds: {min_disk_bandwidth: -1}, nice: 40}\n")
     done = here("node", "burn-in", "node-1", *OF_SMALL)
     assert done.returncode == 2
-    for field in ("burn_in.memory_share", "burn_in.limits.disk", "burn_in.nice"):
+    for field in ("burn_in.memory", "burn_in.thresholds.min_disk_bandwidth", "burn_in.nice"):
         assert field in done.stderr
 
 

@@ -45,7 +45,7 @@ def test_a_file_is_shown_with_what_differs_from_its_base(here: Command, tmp_path
     told = json.loads(here("policy", "show", "mine.yaml", "--json").stdout)
     assert told["differs"] == [
         "recommended_actions.gpu-off-bus: restart (was: as in the catalogue)",
-        "frequent.times: 2 (was: 6)",
+        "recurring.times: 2 (was: 6)",
         "timeouts.shrink_restart: 30.0 s (was: 3 min 00 s)",
     ]
     assert (told["based_on"], told["numbers"]["timeouts.shrink_restart"]) == ("patient", 30.0)
@@ -74,7 +74,7 @@ def test_check_reports_every_problem_of_every_file(here: Command, tmp_path: Path
         "bad.yaml: 2 problems\n  recommended_actions.gpu-of-bus: line 1: no fault kind has this name. Did you mean 'gpu-off-bus'?\n"
         in done.stdout
     )
-    assert "actions[0]: line 2: no action is called 'shrnk'. Did you mean 'shrink-restart'?" in done.stdout
+    assert "actions[0]: line 2: no action is called 'shrnk'. Did you mean 'shrink-live'?" in done.stdout
     assert "none.yaml: 1 problem\n  file: does not exist" in done.stdout
     told = json.loads(here("policy", "check", "good.yaml", "bad.yaml", "--json").stdout)
     assert [one["ok"] for one in told] == [True, False]

@@ -22,7 +22,7 @@ HEADS = ("RANK  NODE    STEP", "RANK  KIND       WAITS", "RANK  TAKEN  ABANDONED
 def job(book: History, tmp_path: Path) -> Author:
     """Give a job whose checkpoints lie in ``checkpoints``."""
     author = Author(book, "gpt", profile_files.BEGAN - 100)
-    author.job.spec = {"name": "gpt", "script": "x.py", "directory": str(tmp_path), "checkpoint": {"directory": "checkpoints"}}
+    author.job.spec = {"name": "gpt", "script": "x.py", "workdir": str(tmp_path), "checkpoint": {"directory": "checkpoints"}}
     with book.session() as session:
         session.merge(author.job)
     return author

@@ -75,7 +75,7 @@ def plant(home: Path, book: History, author: Author, monkeypatch: pytest.MonkeyP
     spec = {
         "name": "gpt-small",
         "args": ["--api-token", SECRETS["argument"], "--lr", "0.1"],
-        "environment": {"WANDB": SECRETS["job"], "NCCL_DEBUG": "INFO", "WANDB_OFFLINE": "false", "DATA": str(home)},
+        "env": {"WANDB": SECRETS["job"], "NCCL_DEBUG": "INFO", "WANDB_OFFLINE": "false", "DATA": str(home)},
     }
     (folder / "spec.json").write_text(json.dumps({"job": spec, "cluster": {"kind": "local"}}))
     for path in (folder / "flow.log", folder / "logs" / "rank-0.log", node / "agent.log", folder / "history.outbox.jsonl.refused"):
@@ -135,7 +135,7 @@ def test_a_bundle_has_what_helps_and_no_secret(  # noqa: PLR0917 (fixtures)
     assert "step 17 took 0.25 s on node-1" in texts["nodes/node-1/agent.log"]
     assert "postgresql://***@db.example.org/holdfast" in texts["job/flow.log"]
     spec = json.loads(texts["job/spec.json"])["job"]
-    assert (spec["args"], spec["environment"]) == (
+    assert (spec["args"], spec["env"]) == (
         ["--api-token", "***", "--lr", "0.1"],
         dict.fromkeys(("DATA", "WANDB", "WANDB_OFFLINE"), "***") | {"NCCL_DEBUG": "INFO"},
     )
@@ -175,7 +175,7 @@ def test_logs_of_other_machines_are_in_it_once_and_without_their_secrets(  # noq
     texts = contents(tmp_path / "b.tar.gz")
     assert leaks(texts) == []
     described = json.loads(texts["job/spec.json"])
-    assert (described["job"]["name"], described["job"]["environment"]["NCCL_DEBUG"]) == ("gpt-small", "INFO")
+    assert (described["job"]["name"], described["job"]["env"]["NCCL_DEBUG"]) == ("gpt-small", "INFO")
     assert described["cluster"]["hosts"] == ["n[0-3]"]
     found = {name.removeprefix("nodes/") for name in texts if name.startswith("nodes/n")}
     assert found == {"n0/rank-0.log", "n0/agent.log", "n2/rank-2.log", "n0/rank-9.log", "n0/hot-spare-0.log"} | {

@@ -144,7 +144,7 @@ def test_windows_and_notices_apply_to_running_jobs_and_other_fields_to_later_one
     watched, file = followed
     file.write_text("name: c\nnodes: 5\npreemption_notice: {file: /run/leaving}\n" + WINDOW)
     message = "\n".join(messages_until(watched, "jobs submitted later"))
-    assert mentions(message, "maintenance", "new switch of node-1", "2030-01-01 22:00", "2 h 00 min", "notice")
+    assert mentions(message, "maintenance", "new switch of node-1", "2030-01-01 22:00", "2 h 00 min", "preemption_notice")
     assert mentions(message, "nodes")
     (window,) = watched.present.windows
     assert window.nodes == {"node-1"}

@@ -152,9 +152,9 @@ class Stage:
         """Start a flow for the job described by *fields*; the paced script unless they name another."""
         folder = self.home / "jobs" / name
         folder.mkdir(parents=True, exist_ok=True)
-        if "script" not in fields and "command" not in fields:
+        if not {"script", "module", "command"} & fields.keys():
             fields["script"] = str(PACED)
-        job = {"name": name, "directory": str(folder), **fields}
+        job = {"name": name, "workdir": str(folder), **fields}
         spec = folder / "spec.json"
         spec.write_text(json.dumps({"job": job, "cluster": self.described()}))
         return self.again(name, spec)

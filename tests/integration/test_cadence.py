@@ -16,7 +16,7 @@ SAVES = (
 
 def test_a_recovery_takes_the_cadence_that_the_measured_figures_ask_for(stage: Stage) -> None:
     """From 40 steps, the most allowed, to fewer: saves cost a millisecond, and a fault came within the first seconds."""
-    plan = {"every": "auto", "min_interval": 2, "max_interval": 40}
+    plan = {"interval": "auto", "min_interval": 2, "max_interval": 40}
     args = ["--steps", "200", "--pace", "0.02", "--each", SAVES]
     play = stage.play("paced-saves", args=args, nnodes=2, nproc_per_node=1, checkpoint=plan)
     play.chaos.at_step(130, lambda: play.chaos.kill(1))

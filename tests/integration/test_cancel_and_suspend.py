@@ -73,7 +73,7 @@ class Desk:
         """Start a job from its deployment, as the UI does; wait until it trains."""
         place = self.place / name
         self.nodes.append(LocalNodes(name, place, 2))
-        job = {"name": name, "script": str(PACED), "directory": str(self.place), "args": ["--steps", str(steps)], "nnodes": 2}
+        job = {"name": name, "script": str(PACED), "workdir": str(self.place), "args": ["--steps", str(steps)], "nnodes": 2}
         cluster = {"kind": "local", "name": name, "nodes": 2, "directory": str(place)}
         made = self.asks(f"deployments/{self.deployment}/create_flow_run", parameters={"job": job, "cluster": cluster})
         run = Run(self, name, made["id"], self.nodes[-1])

@@ -31,7 +31,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_costs_checkpoints_and_not_the_training(stage: Stage, small_disk: Path) -> None:
     """Each is reported once, with the cure, and no incident is made of it."""
-    plan = {"every": 5, "directory": str(small_disk)}
+    plan = {"interval": 5, "directory": str(small_disk)}
     play = stage.play("full", script=SCRIPT, args=["--steps", "40", *SMALL], nnodes=2, nproc_per_node=1, checkpoint=plan)
     assert play.ends() == 0, play.log()
     assert play.kinds() == []
@@ -53,7 +53,7 @@ def test_a_flipped_bit_in_the_newest_checkpoint_sends_the_job_to_the_one_before(
     """`torch.load` would take it without a word; the job ends with the parameters of an undisturbed run all the same, to the bit."""
     nodes, folder = {"nnodes": 2, "nproc_per_node": 1}, stage.home / "ckpt"
     plan = {
-        "every": 5,
+        "interval": 5,
         "keep": 4,
         "directory": str(folder),
         "memory": {"interval": 0},

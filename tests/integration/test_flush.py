@@ -24,7 +24,7 @@ from tests.waiting import wait_until
 EXAMPLES = Path(__file__).parents[2] / "examples"
 COPIES = str(Path(__file__).with_name("copies.py"))
 SMALL = ["--heads", "2", "--width", "16", "--context", "16", "--bytes", "50000", "--layers", "2"]
-MEMORY = {"policy": "pause", "pause": "10s"}
+MEMORY = {"when_late": "pause", "max_pause": "10s"}
 NODES = {"nnodes": 2, "nproc_per_node": 1}
 
 
@@ -134,7 +134,7 @@ def saved_at_the_end(play: Play) -> int:
 
 def test_a_slow_disk_and_a_killed_checkpoint_writer_hold_up_nobody(stage: Stage) -> None:
     """Checkpoints are left out, which is told once; who is killed over one is replaced, and in the end one stands."""
-    limited = {"every": 5, "bandwidth": "8KB", "memory": MEMORY}
+    limited = {"interval": 5, "bandwidth": "8KB", "memory": MEMORY}
     play = stage.play("slow", script=COPIES, args=["2000", str(stage.home / "slow.json")], **NODES, checkpoint=limited)
     play.reaches("RUNNING")
     wait_until(lambda: told(play, "checkpoint-backlog") > 0, seconds=60, explain=play.log)

@@ -24,7 +24,7 @@ from tests.waiting import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ["--heads", "2", "--width", "16", "--context", "16", "--bytes", "50000", "--layers", "2"]
-ALWAYS: dict[str, Any] = {"every": 0, "memory": {"when_late": "pause", "max_pause": "10s"}}
+ALWAYS: dict[str, Any] = {"interval": 0, "memory": {"when_late": "pause", "max_pause": "10s"}}
 """No checkpoint on disk, and a snapshot at every step, whatever a busy machine makes of the idle time."""
 STEPS = 70
 RACKS = {"node-0": "left", "node-1": "left", "node-2": "right", "node-3": "right"}

@@ -127,7 +127,8 @@ def test_a_job_runs_to_its_end(place: Place) -> None:
     assert mentions(lines[0], "'binary'", "binary.py", "1 node", "cluster 'local'", "2 ranks")
     told = [line.partition(": ")[0] for line in lines if line.partition(": ")[0] in set(State)]
     assert told == states(place, "binary"), "so short a job may have ended before it was seen at work"
-    assert lines[-1].startswith("job 'binary' COMPLETED after")
+    assert any(line.startswith("job 'binary' COMPLETED after") for line in lines[-3:])
+    assert lines[-1].split()[0] == "Prefect", "the page of the flow run"
     assert any(bytes(range(256)) in log.read_bytes() for log in place.home.glob("jobs/binary/logs/*"))
     gone(place)
 
@@ -345,7 +346,7 @@ def test_a_command_that_is_told_to_let_go_passes_it_on_and_ends_without_its_job(
 def test_a_flow_that_is_told_to_let_go_before_it_has_imported_prefect_does_so(place: Place) -> None:
     """Its status says so, and it has begun no job."""
     spec = place.folder / "spec.json"
-    job = {"name": "early", "command": ["true"], "directory": str(place.folder)}
+    job = {"name": "early", "command": ["true"], "workdir": str(place.folder)}
     spec.write_text(json.dumps({"job": job, "cluster": {"kind": "local", "name": "early", "nodes": 1}}))
     command = [sys.executable, "-P", "-m", "flows.training_job", str(spec)]
     with subprocess.Popen(command, env=place.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as flow:

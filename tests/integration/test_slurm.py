@@ -306,7 +306,7 @@ def test_an_orchestrator_that_is_a_batch_job_hands_over_before_its_time_ends_and
     settings = stage.home / "orchestrator.env"
     settings.write_text(f"HOLDFAST_HOME={stage.home}/$SLURMD_NODENAME\nHOLDFAST_HISTORY=sqlite:///{stage.home}/history.db\n")
     stage.environment["HOLDFAST_SETTINGS"] = str(settings)
-    job = {"name": "led", "script": str(PACED), "args": ["--steps", "100000"], **TWO, "directory": str(stage.home)}
+    job = {"name": "led", "script": str(PACED), "args": ["--steps", "100000"], **TWO, "workdir": str(stage.home)}
     checkpoint = {"directory": str(stage.home / "checkpoints")}
     (stage.home / "led.yaml").write_text(json.dumps({**job, "checkpoint": checkpoint, "cluster": stage.described()}))
     script = str(ROOT / "deployments" / "slurm" / "orchestrator.sbatch")

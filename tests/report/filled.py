@@ -35,7 +35,7 @@ SPEC: dict[str, Any] = {
     "spare_nodes": 1,
     "nproc_per_node": 2,
     "policy": "balanced",
-    "environment": {"TOKEN": "swordfish"},
+    "env": {"TOKEN": "swordfish"},
 }
 CLUSTER: dict[str, Any] = {"kind": "local", "name": "local", "nodes": 3}
 TRACEBACK = """Traceback (most recent call last):

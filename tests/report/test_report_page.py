@@ -188,7 +188,7 @@ def test_what_came_again_is_counted_and_what_is_in_memory_is_no_checkpoint(histo
 
 def test_the_environment_of_a_job_stays_out_of_its_report(pages: Pages) -> None:
     """Reports are sent around; tokens live in environments."""
-    assert filled.SPEC["environment"] == {"TOKEN": "swordfish"}
+    assert filled.SPEC["env"] == {"TOKEN": "swordfish"}
     assert "swordfish" not in pages("three_incidents")
 
 
