@@ -8,17 +8,15 @@ from __future__ import annotations
 import time
 
 from holdfast.control.config import gc_tuning
-from holdfast.control.faults.confirmation import confirm_faults
-from holdfast.control.faults.diagnosis import context_faults, diagnose_faults, lost_nodes, read_last_output, recovery_case
+from holdfast.control.faults.diagnosis import confirm_faults, context_faults, diagnose_faults, lost_nodes, read_last_output, recovery_case
 from holdfast.control.migration.grow_restart import grow_by_restart
 from holdfast.control.migration.live import grow_live, move
 from holdfast.control.nodes.approvals import LEAST
 from holdfast.control.recovery import path
 from holdfast.control.recovery.incident_record import bar_replace_ranks, decided, open_incident, record_decision, remember_attempt
 from holdfast.control.recovery.wait import wait_for_approval, wait_for_capacity
-from holdfast.control.supervisor.controller import JobController
+from holdfast.control.supervisor.controller import SLICE, JobController, ending, watch
 from holdfast.control.supervisor.launch import begin
-from holdfast.control.supervisor.watch import SLICE, ending, watch
 from holdfast.prefect_client import run_titles
 from holdfast.prefect_client.supervised_job import job_task
 from policies.case import RecoveryAction

@@ -120,11 +120,11 @@ TEXTS: dict[str, tuple[Callable[[], str], str]] = {
     ),
     "quarantined": (
         lambda: _cordoned(ASK),
-        "quarantined by job gpt (cordon 1): gpu-off-bus: Xid 79; `holdfast nodes readmit a --reason ...` returns it to service",
+        ("quarantined by job gpt (cordon 1): gpu-off-bus: Xid 79; `holdfast node return a --reason ...` returns it to service"),
     ),
     "held": (
         lambda: _cordoned(ANN),
-        "held by ann@desk (cordon 1): new fan; `holdfast nodes release a --reason ...` returns it to service",
+        "held by ann@desk (cordon 1): new fan; `holdfast node uncordon a --reason ...` returns it to service",
     ),
     "approval": (
         _needs_approval,
@@ -134,7 +134,7 @@ TEXTS: dict[str, tuple[Callable[[], str], str]] = {
         _untested_gpu,
         (
             "node-0 stays quarantined: no check could exercise the GPU (no NVIDIA device is visible). Repair the driver or "
-            "the card, or return it by hand with `holdfast nodes readmit node-0 --reason ...`."
+            "the card, or return it by hand with `holdfast node return node-0 --reason ...`."
         ),
     ),
     "snapshots seldom": (
@@ -166,8 +166,8 @@ TEXTS: dict[str, tuple[Callable[[], str], str]] = {
     "nodes": (
         lambda: str(NotEnoughNodes(4, 1, "lab", "node-1: quarantined")),
         (
-            "the job needs 4 node(s), but cluster 'lab' has 1 free (node-1: quarantined). Lower `nnodes` or "
-            "`spare_nodes`, or add nodes to the cluster; `holdfast nodes` lists them."
+            "the job needs 4 node(s), but cluster 'lab' has 1 free (node-1: quarantined). Lower `nnodes` or `spare_nodes`, "
+            "or add nodes to the cluster; `holdfast node ls` lists them."
         ),
     ),
     "timeout": (
@@ -178,8 +178,8 @@ TEXTS: dict[str, tuple[Callable[[], str], str]] = {
         lambda: str(AllocationRequired("waiting for free nodes", "hpc")),
         (
             "waiting for free nodes is not available for cluster 'hpc' of kind slurm: its nodes are reachable only within a "
-            "job. `holdfast nodes CLUSTER_FILE` shows what Slurm reports; describe the same machines with `kind: ssh` for "
-            "the rest."
+            "job. `holdfast node ls --cluster CLUSTER_FILE` shows what Slurm reports; describe the same machines with "
+            "`kind: ssh` for the rest."
         ),
     ),
     "setting": (
@@ -200,8 +200,8 @@ TEXTS: dict[str, tuple[Callable[[], str], str]] = {
     "protocol": (
         lambda: str(ProtocolMismatch("node-1", "the Holdfast there speaks protocol 2, this one 1")),
         (
-            "node node-1 cannot be used: the Holdfast there speaks protocol 2, this one 1: `holdfast nodes bootstrap "
-            "CLUSTER_FILE` installs this version there"
+            "node node-1 cannot be used: the Holdfast there speaks protocol 2, this one 1: `holdfast node bootstrap "
+            "--cluster CLUSTER_FILE` installs this version there"
         ),
     ),
     "lease": (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.cluster.local import LocalNodes
 from holdfast.control.agents.client import AgentClient
-from holdfast.control.agents.event_queue import EventQueue
+from holdfast.control.agents.reactor import EventQueue
 from holdfast.control.config.worker_env import known_token
 from holdfast.errors import CommandRejected, WorldError
 from holdfast.memstore import store_folders

@@ -209,20 +209,32 @@ def end_change(history: History, view: JobView) -> JobChange:
     from holdfast.report import cost_table  # noqa: PLC0415
 
     lost = losses(history, view.job, now=view.at)
-    last = f" at step {count(view.step.step)}" if view.step else ""
-    lines = [f"job '{view.job.name}' {view.state} after {duration(view.elapsed)}{last}: {view.reason}"]
-    if view.incidents:
-        lines.append(f"{plural(len(view.incidents), 'incident')}: {cost_table.sentence(lost)}")
+    lines = [f"job '{view.job.name}' {view.state} after {duration(view.elapsed)}: {view.reason}"]
+    lines += [f"{label:<11}{text}" for label, text in _end_facts(view, cost_table.sentence(lost) if view.step or view.incidents else "")]
     if view.state == "FAILED":
         roots = [fault for fault in queries.faults(history, view.job.id) if fault.root]
         detail = str(roots[-1].evidence.get("detail") or "").strip() if roots else ""
         lines += [f"│ {line}" for line in detail.splitlines()[-EVIDENCE_LINES:]]
         if view.incidents:
             lines.append(f"`holdfast incidents show {view.incidents[-1].number} --job {view.job.name}` shows the last incident in full")
-    if view.incidents:
+    if view.state == "CANCELLED" and view.checkpoint:
+        lines.append("`holdfast run` with the same job file goes on from that checkpoint")
+    if view.step or view.incidents:
         lines.append(f"`holdfast report {view.job.name} -o report.html` writes a report")
     record = {**view.as_record(), "losses": lost.as_record()}
     return JobChange(event="end", at=view.at, text="\n".join(lines), record=record)
+
+
+def _end_facts(view: JobView, costs: str) -> Iterator[tuple[str, str]]:
+    """Yield what remains to say of a job that has ended, each with its label."""
+    if view.step:
+        yield "steps", view.progress + (f", loss {view.loss}" if view.step.loss is not None else "")
+    if costs:
+        yield "incidents", f"{count(len(view.incidents)) if view.incidents else 'none'}: {costs}"
+    if saved := view.checkpoint:
+        yield "checkpoint", f"step {count(saved.step)}, {saved.path}"
+    if view.flow_run_url:
+        yield "Prefect", view.flow_run_url
 
 
 def _record(row: SQLModel) -> dict[str, Any]:

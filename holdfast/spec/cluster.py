@@ -367,7 +367,7 @@ else:
             return handler.generate_schema(_UNION)
 
 
-_ADAPTER: Final[TypeAdapter[LocalCluster | SshCluster | SlurmCluster]] = TypeAdapter(Cluster)
+_ADAPTER: Final[TypeAdapter[Any]] = TypeAdapter(_UNION)
 
 
 def cluster_of(fields: object) -> LocalCluster | SshCluster | SlurmCluster:

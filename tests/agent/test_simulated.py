@@ -17,7 +17,7 @@ import pytest
 from benchmarks.simulated.agent import REGROUPED
 from benchmarks.simulated.nodes import SimulatedNodes
 from holdfast.control.agents.client import AgentClient
-from holdfast.control.agents.event_queue import EventQueue
+from holdfast.control.agents.reactor import EventQueue
 from holdfast.protocol import Message, connect
 from tests.agent.rig import CLIENT, ROOT, SECONDS, Node
 

@@ -76,12 +76,12 @@ def test_status_shows_unhealthy_nodes(here: Command, running: Author, book: Hist
 
 def test_status_shows_staleness_and_cost_of_snapshots(here: Command, running: Author) -> None:
     """As text and as numbers, as the ranks of the newest generation reported."""
-    assert "memory      none yet" in here("status", "gpt-small").stdout
+    assert "snapshot    none yet" in here("status", "gpt-small").stdout
     assert json.loads(here("status", "gpt-small", "--json").stdout)["snapshots"] is None
     running.snapshots(2, step=149)
     running.snapshots(3, step=399, replica_step=398)
     text = here("status", "gpt-small").stdout
-    assert "memory      step 399, 1 step (100 ms) old; on another node up to step 398" in text
+    assert "snapshot    step 399, 1 step (100 ms) old; replica of step 398" in text
     assert "snapshots every step, 95.0% of the copying overlapped with waits, 0.5% of the training time" in text
     told = json.loads(here("status", "gpt-small", "--json").stdout)
     assert told["no_snapshots"] is None
@@ -91,7 +91,7 @@ def test_status_shows_staleness_and_cost_of_snapshots(here: Command, running: Au
     }  # fmt: skip
     assert {name: told["snapshots"][name] for name in expected} == expected
     running.move("COMPLETED", "all ended well", seconds=44)
-    assert "memory      released; at the end step 399, 1 step old" in here("status", "gpt-small").stdout
+    assert "snapshot    released; at the end step 399, 1 step old" in here("status", "gpt-small").stdout
 
 
 def test_status_explains_a_missing_snapshot(here: Command, running: Author) -> None:
@@ -100,7 +100,7 @@ def test_status_explains_a_missing_snapshot(here: Command, running: Author) -> N
     known: dict[str, Any] = {"recommended_action": "monitor", "attributed_to": "storage", "generation": 3, "evidence": quote}
     running.write(FaultRecord(job_id=running.job.id, at=running.zero, kind="memory-none", target="node n0", **known))
     why = f"none: memory-none on node n0 ({quote['quote']})"
-    assert f"memory      {why}" in here("status", "gpt-small").stdout
+    assert f"snapshot    {why}" in here("status", "gpt-small").stdout
     assert json.loads(here("status", "gpt-small", "--json").stdout)["no_snapshots"] == why
 
 
@@ -112,7 +112,7 @@ def test_a_job_without_recorded_snapshots_shows_none(here: Command, book: Histor
     old.move("COMPLETED", "all ended well", seconds=50)
     done = here("status", "old")
     assert done.returncode == 0
-    assert "memory" not in done.stdout
+    assert "snapshot" not in done.stdout
     assert json.loads(here("status", "old", "--json").stdout)["no_snapshots"] is None
 
 

@@ -214,7 +214,11 @@ def test_the_end_leaves_the_terminal_as_it_was(screen: Callable[..., Terminal], 
     assert terminal.raw.count(HIDE) == terminal.raw.count(SHOW) > 0
     assert terminal.echoes()
     assert "job 'gpt-small' COMPLETED after" in terminal.text
-    assert "3 incidents: " in terminal.text
+    summary = dict(re.findall(r"^ +(steps|incidents|checkpoint) +(.+?)\r?$", terminal.text.rpartition("COMPLETED after")[2], re.MULTILINE))
+    assert summary["steps"].startswith("400 of 10,000, loss 0.")
+    assert summary["incidents"].startswith("3: ")
+    assert re.search(r"ETTR \d+\.\d%", terminal.text.rpartition("COMPLETED after")[2])
+    assert summary["checkpoint"] == "step 100, /somewhere/step-100"
     assert "holdfast report gpt-small" in terminal.text
 
 

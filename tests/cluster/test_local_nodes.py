@@ -17,7 +17,7 @@ from holdfast.cluster import NodeView, open_cluster
 from holdfast.cluster.local import LocalNodes
 from holdfast.cluster.slurm.commands import environment
 from holdfast.control.agents.client import AgentClient
-from holdfast.control.agents.event_queue import EventQueue
+from holdfast.control.agents.reactor import EventQueue
 from holdfast.errors import NodeLost
 from holdfast.gpu_assignment import VISIBLE
 from holdfast.process import NODE_MARK, is_alive, mark_of, marked

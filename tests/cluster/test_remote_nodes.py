@@ -215,7 +215,7 @@ def test_a_proxy_of_another_version_is_refused_with_the_cure(tmp_path: Path) -> 
         nodes.node_proxy("box-0")
     assert other.value.node == "box-0"
     assert mentions(other.value.why, "protocol 99", PROTOCOL)
-    assert mentions(str(other.value), "holdfast nodes bootstrap CLUSTER_FILE")
+    assert mentions(str(other.value), "holdfast node bootstrap --cluster CLUSTER_FILE")
     seen = nodes.survey()[0]
     assert "box-0" not in seen.why, "beside the node's name it says the reason alone"
     assert "speaks protocol 99" in seen.why

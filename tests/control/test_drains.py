@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from detectors.evidence import NodeLeaving
-from holdfast.control.faults.confirmation import settled_faults
+from holdfast.control.faults.diagnosis import settled_faults
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.supervise import control_job

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.agent.event_log import MAX_BYTES
-from holdfast.control.agents import event_queue
+from holdfast.control.agents import reactor
 from holdfast.control.agents.client import AgentClient
-from holdfast.control.agents.event_queue import EventQueue
+from holdfast.control.agents.reactor import EventQueue
 from holdfast.control.faults import job_faults, node_faults
 from holdfast.control.faults.node_faults import BoundedDict, NodeEventBudget
 from holdfast.control.supervisor.reattach import token_of_members
@@ -68,7 +68,7 @@ class Flooding:
 
 def test_the_waiting_events_of_one_node_are_bounded_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection ends while nobody handles its events, and the agent replays what was missed."""
-    monkeypatch.setattr(event_queue, "MAX_BYTES", 2**19)
+    monkeypatch.setattr(reactor, "MAX_BYTES", 2**19)
     monkeypatch.setattr("holdfast.control.agents.reactor.CHUNK", 2**14)
     waiting, agent = EventQueue(), Flooding()
     client = AgentClient("a", agent.connect, waiting, epoch=1)
@@ -76,7 +76,7 @@ def test_the_waiting_events_of_one_node_are_bounded_and_none_is_lost(monkeypatch
     client.agent, client._last_event = "x", 0
     wait_until(lambda: client.disconnected_since is not None, seconds=60)
     heard = [event["seq"] for _, event in waiting.drain(0.0)]
-    assert len(heard) * 100 < event_queue.MAX_BYTES < EVENTS * 100
+    assert len(heard) * 100 < reactor.MAX_BYTES < EVENTS * 100
     while len(heard) < EVENTS:
         heard += [event["seq"] for _, event in waiting.drain(1.0)]
     assert heard == list(range(1, EVENTS + 1))

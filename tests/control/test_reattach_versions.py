@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.control.agents import client
-from holdfast.control.agents.event_queue import EventQueue
+from holdfast.control.agents.reactor import EventQueue
 from holdfast.control.supervisor.reattach import refuse_another_version
 from holdfast.errors import CommandRejected, NodeLost, VersionMismatch
 from holdfast.process import is_alive

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.cluster.local import LocalNodes
 from holdfast.control.agents.client import AgentClient
-from holdfast.control.agents.event_queue import EventQueue
+from holdfast.control.agents.reactor import EventQueue
 from holdfast.control.recovery import in_process
 from holdfast.control.state.incidents import IncidentInWork
 from holdfast.control.state.rank_table import RankTable

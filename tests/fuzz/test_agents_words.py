@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as some
 
 from holdfast.control.agents.client import AgentClient
-from holdfast.control.agents.event_queue import EventQueue
+from holdfast.control.agents.reactor import EventQueue
 from holdfast.control.agents.schema import answer_error
 from holdfast.control.checkpoints.final_checkpoint import NodeSnapshots
 from holdfast.control.supervisor.controller import JobController

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from holdfast.control.agents.client import AgentClient
-from holdfast.control.agents.event_queue import EventQueue
+from holdfast.control.agents.reactor import EventQueue
 from holdfast.history import Lease, queries
 from holdfast.ports import free_port
 from holdfast.process import is_alive, started_at

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
-from holdfast.history.models import Incident, Job, Phase, StepRecord
+from holdfast.history.models import Incident, Job, Lease, Phase, StepRecord
 from holdfast.history.store import History
 from tests.report import filled
 
@@ -81,6 +81,19 @@ def recovering(history: History) -> Job:
     on.train(180)
     reason = "no rank made progress for 2.4 s"
     on.suffer(2, [on.fault("job-hang", "job", root=True, evidence={"quote": reason})], detect=2.4, reason=reason)
+    return on.write()
+
+
+def running(history: History) -> Job:
+    """Write a job that its controller runs."""
+    on = filled.launched(history)
+    on.train(122)
+    filled.killed(on)
+    on.train(180)
+    on.add(
+        Lease(job_id=on.job.id, epoch=1, holder="a", host="h", pid=1, pid_started=1.0, expires_at=filled.BEGAN + 1e9,
+              flow_run_url="http://127.0.0.1:4200/runs/flow-run/1")
+    )  # fmt: skip
     return on.write()
 
 
@@ -173,6 +186,7 @@ ODD: Final[dict[str, Callable[[History], Job]]] = {
     "broken_losses": broken_losses,
     "no_finite_loss": no_finite_loss,
     "recovering": recovering,
+    "running": running,
     "failed": failed,
     "many_incidents": many_incidents,
     "many_nodes": many_nodes,

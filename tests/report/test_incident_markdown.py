@@ -63,8 +63,8 @@ def test_it_answers_what_somebody_on_call_asks_first(killed: IncidentCase) -> No
         "| Fault kind | worker-sigkill |",
         "| Downtime | 1.12 s |",
         "| Steps lost | 22 |",
-        "| reschedule (T1) | 172 ms | 5.6% | place and start ranks, or activate hot spares |",
-        "| rollback (T0) | 1.98 s | 63.9% | steps that are computed a second time |",
+        "| T1 reschedule | 172 ms | 5.6% | place and start ranks, or activate hot spares |",
+        "| T0 rollback | 1.98 s | 63.9% | steps that are computed a second time |",
         "| **total (T)** | **3.10 s** |  |  |",
     ):
         assert line in written.splitlines()

@@ -36,23 +36,23 @@ def a_fault(kind: str, generation: int = 2) -> FaultRecord:
 @pytest.mark.parametrize(
     ("row", "fault", "spec", "words"),
     [
-        (a_row(), None, REPLICATED, "step 57, 1 step (38 ms) old; also on another node"),
-        (a_row(replica_step=55), None, REPLICATED, "step 57, 1 step (38 ms) old; on another node up to step 55"),
-        (a_row(replica_step=None), None, REPLICATED, "step 57, 1 step (38 ms) old; on no other node yet"),
+        (a_row(), None, REPLICATED, "step 57, 1 step (38 ms) old; replica of the same step"),
+        (a_row(replica_step=55), None, REPLICATED, "step 57, 1 step (38 ms) old; replica of step 55"),
+        (a_row(replica_step=None), None, REPLICATED, "step 57, 1 step (38 ms) old; no replica yet"),
         (
             a_row(replica_step=None),
             a_fault("memory-limit"),
             REPLICATED,
-            "step 57, 1 step (38 ms) old; on no other node: memory-limit on node n1 (no room)",
+            "step 57, 1 step (38 ms) old; no replica: memory-limit on node n1 (no room)",
         ),
-        (a_row(replica_step=None), a_fault("memory-limit", 1), REPLICATED, "step 57, 1 step (38 ms) old; on no other node yet"),
+        (a_row(replica_step=None), a_fault("memory-limit", 1), REPLICATED, "step 57, 1 step (38 ms) old; no replica yet"),
         (
             a_row(replica_step=None),
             None,
             {"checkpoint": {"memory": {"replicas": 0}}},
-            "step 57, 1 step (38 ms) old; on no other node (`checkpoint.memory.replicas` is 0)",
+            "step 57, 1 step (38 ms) old; no replica (`checkpoint.memory.replicas` is 0)",
         ),
-        (a_row(at=40.0, age_steps=3), None, {}, "step 57, 3 steps (38 ms) old, as reported 1 min 00 s ago; also on another node"),
+        (a_row(at=40.0, age_steps=3), None, {}, "step 57, 3 steps (38 ms) old, as reported 1 min 00 s ago; replica of the same step"),
     ],
 )
 def test_the_newest_snapshot_is_shown_with_its_age_and_replicas(

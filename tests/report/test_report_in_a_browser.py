@@ -121,7 +121,7 @@ def test_the_page_is_read_without_complaint_at_any_width_by_day_and_by_night(
     assert INSIDE not in saw["words"], "an incident opens when asked to"
     size = "wide" if width == WIDE else "narrow"
     assert [one["name"] for one in saw["drawings"]] == [
-        *(f"{name}-{size}" for name in ("time", "lanes", "steps", "bars")),
+        *(f"{name}-{size}" for name in ("cost", "throughput", "time", "lanes", "steps", "bars")),
         "near-1",
         "near-2",
         "near-3",

@@ -12,19 +12,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from detectors.catalogue import CATALOGUE
-from holdfast.accounting.bill import bill
+from holdfast.accounting.bill import Bill, Mean, bill
+from holdfast.accounting.ledger import Ledger, TimeCategory
 from holdfast.accounting.losses import FailureCosts, losses
+from holdfast.accounting.timeline_reader import COMPUTE
 from holdfast.errors import NotWritable
 from holdfast.history.models import FaultRecord, Incident, IncidentDiagnosis, Job, JobEvent, JobTransition
 from holdfast.history.store import History
 from holdfast.report import wording, write_report
 from holdfast.report.case import IncidentCase
+from holdfast.report.cost_table import hours
+from holdfast.report.pages.drawing import SvgTheme
 from holdfast.report.pages.job_history import JobHistory, StepColumns, read_history
 from holdfast.report.pages.report_page import page, tiles
+from holdfast.report.pages.throughput import rate_changes
+from holdfast.report.pages.timeline import job_spans
 from holdfast.report.wording import count, duration, share
 from tests.report import filled, odd
 from tests.report.parsed import Element, Page
@@ -45,6 +52,8 @@ def test_every_page_is_whole_and_stands_alone(pages: Pages, parsed: Parsed, name
         assert not any(attribute.startswith("on") for attribute in one.attributes)
         for attribute in ("src", "href", "data", "action", "srcset", "poster"):
             target = one.attributes.get(attribute, "#")
+            if one.tag == "a" and target.startswith(("https://", "http://", "file:///")):
+                continue  # a link is followed by a person; the page itself fetches nothing
             assert target == "data:," or (target.startswith("#") and (target == "#" or target[1:] in ids)), (one.tag, target)
     assert not {one.tag for one in root.walk()} & {"script", "iframe", "img", "object", "embed", "base", "form"}
     style = " ".join(one.attributes.get("style", "") for one in root.walk()) + pages(name).split("</style>", maxsplit=1)[0]
@@ -79,7 +88,7 @@ def test_the_page_tells_of_every_incident(parsed: Parsed) -> None:
     """Kind, subject, evidence, decision with its because, phases, numbers: all in the incident's own part."""
     root = parsed("three_incidents")
     found = root.find("details", class_="incident")
-    assert [one.attributes["id"] for one in found] == ["incident-1", "incident-2", "incident-3"]
+    assert [one.find("div", class_="inside")[0].attributes["id"] for one in found] == ["incident-1", "incident-2", "incident-3"]
     words = found[0].words
     for claim in (
         "worker-sigkill rank 1 on node-0",
@@ -89,7 +98,7 @@ def test_the_page_tells_of_every_incident(parsed: Parsed) -> None:
         "Connection closed by peer [127.0.0.1]:40123",
         "3 rules that did not apply",
         "0 of 20 recoveries used",
-        "communication T2 310 ms",
+        "T2 communication 310 ms",
         "had reached 122, resumed from 100",
     ):
         assert claim in words
@@ -117,6 +126,8 @@ def test_the_page_has_the_headline_and_every_section(parsed: Parsed) -> None:
     heads = [one.text for one in root.find("h2")]
     assert heads == [
         "Headline facts",
+        "Next steps",
+        "Goodput: what the time was used for",
         "Over wall time",
         "Over steps",
         "Where recovery time went",
@@ -126,6 +137,8 @@ def test_the_page_has_the_headline_and_every_section(parsed: Parsed) -> None:
         "Checkpoints",
         "In-memory snapshots",
         "Notes",
+        "Fault kinds",
+        "Configuration and versions",
     ]
     tiles = {one.find("dt")[0].text: one.find("dd", class_="value")[0].text for one in root.find("div", class_="tile")}
     assert tiles["Steps"] == "600"
@@ -141,7 +154,7 @@ def test_the_page_says_who_held_which_ranks_and_what_became_of_the_nodes(parsed:
     root = parsed("three_incidents")
     members = [cell.words for cell in root.find("td", class_="members")]
     assert members[0] == "node-0 0–1 node-1 2–3 first start: 2 of 2 nodes, 1 spare"  # noqa: RUF001 (ranges)
-    assert members[-1] == "node-0 0–1 + node-2 2–3 node-1 node-2 for node-1"  # noqa: RUF001 (ranges)
+    assert members[-1] == "node-0 0–1 + node-2 2–3 node-1 after incident 3 : node-2 for node-1"  # noqa: RUF001 (ranges)
     assert [one.text for one in root.find("span", class_="removed")] == ["node-1"]
     assert "the node does not answer" in root.text
     assert "shard 2 is not what the manifest says" in root.text
@@ -190,7 +203,8 @@ def test_the_environment_of_a_job_stays_out_of_its_report(pages: Pages) -> None:
         ("one_step", "No incident: nothing had to be recovered."),
         ("broken_losses", "41 steps without a finite one"),
         ("no_finite_loss", "none finite reported"),
-        ("recovering", "Not over yet"),
+        ("recovering", "No controller runs this job"),
+        ("running", "Not over yet"),
         ("recovering", "1 open"),
         ("failed", "Why it failed"),
         ("many_incidents", "The 24 longest are shown, 36 shorter ones are not."),
@@ -229,6 +243,15 @@ hostile = st.text(min_size=1, max_size=60) | st.sampled_from(
 )
 
 
+def nothing_spent() -> Bill:
+    """Return a bill without any time."""
+    none = Mean(seconds=None, n=0)
+    return Bill(
+        unit=COMPUTE, since=None, until=filled.BEGAN, jobs=[], ledger=Ledger(), costs=FailureCosts.sum(()), losses=[], bad_nodes=[],
+        mttf=none, mttr=none, user_errors=0,
+    )  # fmt: skip
+
+
 def _bare(text: str) -> JobHistory:
     """Return a story without drawings that says *text* wherever a stranger can."""
     job = Job(name=text, spec={"script": text, "policy": text}, cluster={"name": text}, directory=text, at=filled.BEGAN)
@@ -260,7 +283,7 @@ def _bare(text: str) -> JobHistory:
     event = JobEvent(job_id=job.id, at=1.0, text=text)
     return JobHistory(
         job=job, now=filled.BEGAN, transitions=[move], generations=[], cases=[case], loose_faults=[fault], status_changes=[],
-        checkpoints=[], snapshots=[], job_events=[event], steps=empty, losses=FailureCosts.sum(()),
+        checkpoints=[], snapshots=[], job_events=[event], steps=empty, bill=nothing_spent(),
     )  # fmt: skip
 
 
@@ -313,3 +336,88 @@ def test_nothing_heavy_is_imported_before_a_report_is_drawn() -> None:
     program = "import sys, holdfast.report, holdfast.report.markdown; print(*sys.modules)"
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
     assert not {"matplotlib", "numpy", "jinja2", "torch", "prefect"} & set(child.stdout.split())
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_figure_has_axis_titles_with_units_and_every_mark_leads_to_its_incident(parsed: Parsed, name: str) -> None:
+    """A time axis names its origin and the day; a badge is a link to a card that exists."""
+    root = parsed(name)
+    ids = {one.attributes["id"] for one in root.walk() if "id" in one.attributes}
+    for drawn in root.find("svg", class_="drawing"):
+        drawing = drawn.attributes["aria-labelledby"].partition("-")[0]
+        titles = {axis: " ".join(one.words for one in drawn.find("g", class_=axis)) for axis in ("x", "y")}
+        assert titles["x"]
+        assert ("UTC, 2026-09-" in titles["x"]) is (drawing in {"time", "throughput", "lanes"})
+        assert bool(titles["y"]) is (drawing in {"time", "throughput", "steps", "near"})
+        assert all(one.attributes["href"].removeprefix("#") in ids for one in drawn.find("a"))
+    cards = {one.attributes["id"] for one in root.find("div", class_="inside")}
+    bars = [one.attributes["href"] for one in root.find("a") if one.attributes["href"].startswith("#incident-")]
+    assert {f"#{card}" for card in cards} >= {*bars}
+
+
+def test_goodput_on_the_page_is_the_bill(history: History) -> None:
+    """Each category with time in it stands in one row, with the numbers of the accounts, and they are all of the time."""
+    job = filled.three_incidents(history)
+    found = bill(history, job, now=filled.BEGAN)
+    (table,) = Page(page(read_history(history, job, now=filled.BEGAN))).root.find("table", class_="goodput")
+    rows = [[cell.words for cell in row.find("td")] for row in table.find("tbody")[0].find("tr")]
+    spent = {one: found.hours(one) for one in TimeCategory if found.hours(one)}
+    assert [row[1] for row in rows] == [hours(of) for of in spent.values()]
+    assert [row[2] for row in rows] == [share(of / found.total_hours) for of in spent.values()]
+    assert sum(spent.values()) == pytest.approx(found.total_hours)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_lane_of_the_job_shows_as_much_downtime_as_the_accounts(story_of: Callable[..., JobHistory], name: str) -> None:
+    """A fault that is not detected yet is downtime too, although the state is still RUNNING."""
+    story = story_of(odd.ODD.get(name, filled.three_incidents))
+    spans = job_spans(story)
+    down = sum(one.end - one.start for one in spans if one.color not in {SvgTheme.TRAINING, SvgTheme.STARTING})
+    assert down == pytest.approx(story.losses.downtime_s, abs=0.01)
+    late = sum(one.end - one.start for one in spans if one.color is SvgTheme.NOT_DETECTED)
+    assert late == pytest.approx(sum(case.incident.detected_at - case.incident.fault_at for case in story.cases), abs=0.01)
+
+
+def test_a_forwarded_page_describes_itself_and_names_no_secret(history: History) -> None:
+    """Versions, the job file and the command are on it; what is secret is not."""
+    on = filled.script(history, spec=filled.SPEC | {"args": ["--token", "swordfish"]})
+    on.job.provenance = {"holdfast": "0.1.0", "torch": "2.13.0+cpu", "git_commit": "0123456789ab-dirty"}
+    root = Page(page(read_history(history, on.write(), now=filled.BEGAN))).root
+    (facts,) = root.find("dl", class_="settings")
+    names = {one.find("dt")[0].words: one.find("dd")[0].words for one in facts.find("div")}
+    assert names["PyTorch"] == "2.13.0+cpu"
+    assert names["git commit"] == "0123456789ab-dirty"
+    assert "train_gpt.py" in names["Command"]
+    assert "swordfish" not in root.text
+    assert yaml.safe_load(root.find("pre")[-2].text)["name"] == "bytes-gpt"
+
+
+def test_internals_of_the_program_are_not_on_the_page(pages: Pages) -> None:
+    """Rules are in words, and no call of a class with its fields is shown."""
+    source = pages("three_incidents")
+    assert not re.search(r"\b(?:RestartWorkers|ReplaceNode|Dismiss|StopWhenSpent|StopForUserError)\(", source)
+
+
+def test_rates_before_and_after_a_recovery_come_from_the_steps_around_it(story_of: Callable[..., JobHistory]) -> None:
+    """Steps of 0.09 s on both sides: about 11 a second, and no change."""
+    changes = rate_changes(story_of(filled.three_incidents))
+    assert len(changes) == 3
+    for one in changes.values():
+        assert one.before == pytest.approx(1 / filled.Script.step_seconds, rel=0.1)
+        assert one.change == pytest.approx(0.0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "others"),
+    [
+        ("three_incidents", "holdfast node burn-in node-1", "holdfast run"),
+        ("unmanaged", "holdfast node burn-in node-1", "holdfast run"),
+        ("failed", "holdfast run bytes-gpt.yaml", "holdfast node burn-in node-1"),
+        ("recovering", "holdfast run bytes-gpt.yaml", "holdfast node"),
+    ],
+)
+def test_next_steps_follow_from_what_happened(parsed: Parsed, name: str, command: str, others: str) -> None:
+    """A lost node is tested, a job that failed or has no controller is run again."""
+    found = [one.words for one in parsed(name).find("code", class_="command")]
+    assert command in found
+    assert not [one for one in found if one.startswith(others)]

@@ -60,7 +60,7 @@ def test_what_a_recovery_did_is_described_in_sentences() -> None:
         "113 MB of state transferred from surviving ranks at 1.2 GB/s, over 10.0.0.1",
         "the slowest rank took 12 ms to rendezvous, 20 ms to build groups, 100 ms to transfer state",
         "rank 3: the warm-up had covered 9 of 9 calls of the first step",
-        "rank 7: the warm-up had covered 3 of 4 calls of the first step; new after the activation: 0 barrier",
+        "rank 7: the warm-up had covered 3 of 4 calls of the first step",
     ]
     assert "checkpoint" in wording.recovery_details({**facts, "bytes": 0, "source": "checkpoint"})[1]
     assert wording.recovery_details(None) == []

@@ -163,7 +163,7 @@ def test_the_agent_gives_permission_to_commit(line_to: Lines, agent: AgentDouble
 @pytest.mark.parametrize(("said", "heard"), [(None, None), (250, 250), (0, None), (-3, None), (True, None), ("7", None), (2.5, None)])
 def test_a_new_checkpoint_interval_arrives_with_the_permission(line_to: Lines, agent: AgentDouble, said: Any, heard: int | None) -> None:
     """Anything but a positive number of steps is ignored."""
-    agent.timing = said
+    agent.interval = said
     assert line_to(agent.path).may_commit(1).every == heard
 
 

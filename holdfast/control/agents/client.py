@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final
 
-from holdfast.control.agents.event_queue import EventQueue
-from holdfast.control.agents.reactor import REACTOR
+from holdfast.control.agents.reactor import REACTOR, EventQueue
 from holdfast.control.agents.schema import answer_error
 from holdfast.errors import AgentDisconnected, CommandRejected, LeaseLost, NodeLost, ProtocolMismatch, WorldError
 from holdfast.log import note

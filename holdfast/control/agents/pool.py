@@ -16,8 +16,7 @@ from holdfast.agent.node.epochs import FencingToken
 from holdfast.cluster import NodeBackend
 from holdfast.control.agents.client import AgentClient, Broadcast
 from holdfast.control.agents.connectivity import ReconnectAttempts
-from holdfast.control.agents.event_queue import EventQueue
-from holdfast.control.agents.reactor import REACTOR
+from holdfast.control.agents.reactor import REACTOR, EventQueue
 from holdfast.errors import (
     AgentDisconnected,
     CommandRejected,

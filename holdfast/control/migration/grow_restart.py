@@ -7,8 +7,7 @@ import time
 from detectors.evidence import RecoveryTimeout
 from holdfast.control.checkpoints.final_checkpoint import save_final_checkpoint
 from holdfast.control.recovery.restart import begin_generation, start_workers, stop_ranks, wait_until_stopped
-from holdfast.control.supervisor.controller import JobController
-from holdfast.control.supervisor.watch import poll, see_begun
+from holdfast.control.supervisor.controller import JobController, poll, see_begun
 from holdfast.errors import NodeError, WorldError
 from policies.case import RecoveryAction
 from policies.placement import place

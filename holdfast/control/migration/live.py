@@ -17,9 +17,8 @@ from holdfast.control.config.worker_env import membership_by_node
 from holdfast.control.recovery.in_process import shared_facts, store_without, worker_facts
 from holdfast.control.state.migration import MigrationState
 from holdfast.control.state.rank_table import RankTable
-from holdfast.control.supervisor.controller import TICK, JobController
+from holdfast.control.supervisor.controller import TICK, JobController, poll
 from holdfast.control.supervisor.requests import MigrationRequest
-from holdfast.control.supervisor.watch import poll
 from holdfast.errors import WorldError
 from holdfast.report.wording import ranks as in_ranges
 from policies.escalation import Placement

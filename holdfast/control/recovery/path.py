@@ -10,8 +10,7 @@ from detectors.evidence import RecoveryTimeout
 from holdfast.control.recovery import in_process, restart
 from holdfast.control.recovery.incident_record import decided
 from holdfast.control.state.incidents import IncidentInWork
-from holdfast.control.supervisor.controller import JobController
-from holdfast.control.supervisor.watch import see_begun
+from holdfast.control.supervisor.controller import JobController, see_begun
 from policies.case import IN_PROCESS, Decision
 from policies.states import Event, Transition
 

@@ -11,8 +11,7 @@ from holdfast.control.faults.network import check_connections
 from holdfast.control.nodes.approvals import LEAST
 from holdfast.control.recovery.incident_record import decided
 from holdfast.control.state.incidents import IncidentInWork
-from holdfast.control.supervisor.controller import JobController
-from holdfast.control.supervisor.watch import ending
+from holdfast.control.supervisor.controller import JobController, ending
 from holdfast.errors import WorldError
 from holdfast.history import approvals
 from holdfast.history.approvals import ISOLATE

@@ -1,7 +1,8 @@
 """The controller of one job: joins the parts that know its generations, incidents, nodes, checkpoints and faults, and drives them.
 
-No part holds the controller: each gets the few others that it needs. The tasks of the flow, and the functions that they call in
-`holdfast.control`, are given the controller as their argument.
+Its loop, `watch`, handles events until a fault, the end or a request needs an answer. No part holds the controller: each gets the
+few others that it needs. The tasks of the flow, and the functions that they call in `holdfast.control`, are given the controller as
+their argument.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -45,7 +47,7 @@ from holdfast.spec import Cluster, TrainingJob
 from policies.cordons import Owner
 from policies.policy import Policy
 from policies.slowness import StragglerAction
-from policies.states import Event, State
+from policies.states import Event, State, Transition
 
 log = logging.getLogger("holdfast.control")
 
@@ -389,3 +391,65 @@ class JobController:
         row = self.incidents.close(outcome)
         if outcome == "recovered":
             self.checkpoints.note_recovered(row)
+
+
+# -- watch the job until a fault, its end, or a request needs an answer -----------------------------------------------------
+
+SLICE: Final = 300.0
+"""Seconds between two rounds of memory management while nothing happens."""
+
+
+def watch(run: JobController, *, seconds: float, until: Callable[[], bool] | None = None) -> Transition | None:
+    """Handle events until the job faults, finishes, has to stop, or *until* is true; return None after *seconds*."""
+    end = time.monotonic() + seconds
+    while True:
+        if (turn := poll(run)) is not None:
+            return turn
+        if until is not None and until():
+            return Transition(Event.STARTED, f"all {len(run.generations.state.ranks)} rank(s) run")
+        left = end - time.monotonic()
+        if left <= 0:
+            return None
+        run.pump(min(TICK, left))
+
+
+def see_begun(run: JobController, *, seconds: float) -> Transition | None:
+    """Monitor the job until its first step; return None when that has not come within *seconds* of reachable agents."""
+    turn = watch(run, seconds=max(0.0, seconds), until=run.generations.begun)
+    while turn is None and run.faults.connectivity.is_partitioned():
+        turn = watch(run, seconds=TICK, until=run.generations.begun)
+    return turn
+
+
+def poll(run: JobController) -> Transition | None:
+    """Return the transition that is due, if any."""
+    if end := run.drains.end:
+        return Transition(Event.TIME_OVER, end)
+    if done := _done(run):
+        return Transition(Event.FINISHED, done)
+    if (turn := ending(run)) is not None:  # before faults: what is to end is saved, and needs no recovery first
+        return turn
+    symptom = run.faults.symptom()
+    if symptom:
+        return Transition(Event.FAULTED, symptom)
+    if run.state is State.RUNNING and (run.requests.migrations or run.scale_up.due):
+        return Transition(Event.MOVE_ASKED, run.requests.migrations[0].describe() if run.requests.migrations else run.scale_up.describe())
+    return None
+
+
+def _done(run: JobController) -> str:
+    """Return why the job is completed; empty when it is not."""
+    if run.generations.state.ranks and run.generations.state.all_succeeded():
+        return f"all {len(run.generations.state.ranks)} rank(s) exited with status 0"
+    if why := run.faults.why_completed():
+        run.log.record_event(why)
+    return why
+
+
+def ending(run: JobController) -> Transition | None:
+    """Return the transition that ends or suspends the job, if a person requested that or its time is over."""
+    if run.requests.stop_reason:
+        return Transition(Event.STOP_ASKED, run.requests.stop_reason)
+    if run.requests.suspend_reason:
+        return Transition(Event.SUSPEND_ASKED, run.requests.suspend_reason)
+    return Transition(Event.TIME_OVER, end) if (end := run.drains.end) else None

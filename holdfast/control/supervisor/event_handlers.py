@@ -12,7 +12,6 @@ from detectors.catalogue import CATALOGUE, Fault, RecommendedAction
 from detectors.diagnosis import see
 from detectors.evidence import CheckpointFailure, HangLimits, MemstoreFailure
 from detectors.xids import UNUSABLE
-from holdfast.control.agents.event_queue import EventQueue
 from holdfast.control.agents.events import (
     AgentEvent,
     HotSpareExited,
@@ -46,6 +45,7 @@ from holdfast.control.agents.events import (
     WorkerSwitched,
     WorkerUnprepared,
 )
+from holdfast.control.agents.reactor import EventQueue
 from holdfast.control.checkpoints.job_checkpoints import JobCheckpoints
 from holdfast.control.faults.job_faults import REMEMBERED, JobFaults, keep_newest
 from holdfast.control.faults.node_faults import (

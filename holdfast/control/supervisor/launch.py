@@ -9,8 +9,7 @@ from typing import Final
 
 from holdfast.control.faults.diagnosis import compile_log_patterns
 from holdfast.control.recovery.restart import begin_generation, start_workers
-from holdfast.control.supervisor.controller import JobController
-from holdfast.control.supervisor.watch import SLICE, ending, watch
+from holdfast.control.supervisor.controller import SLICE, JobController, ending, watch
 from holdfast.errors import NodeError, NotEnoughNodes, OperatorError, WorldError
 from holdfast.report.wording import listing, plural
 from holdfast.spec.check import gpu_problems, short_of_gpus

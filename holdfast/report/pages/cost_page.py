@@ -156,7 +156,7 @@ def category_bar(bill: Bill, size: Size) -> Markup:
     """Return the bar of all time by category, for a *wide* or a *narrow* screen; it needs no name."""
     kept, lost = bill.hours(TimeCategory.PRODUCTIVE), bill.hours(TimeCategory.LOST)
     text = f"Of {hours(bill.total_hours)} {hours(kept)} were productive and {hours(lost)} lost to failures. The tables have the numbers."
-    return _bars(bill, [("", _category_parts(bill))], size, f"cost-{size}", "All hours by category", text)
+    return _bars(bill, [("", _category_parts(bill))], size, f"cost-{size}", title="All hours by category", text=text)
 
 
 def loss_bars(bill: Bill, size: Size) -> Markup | None:
@@ -166,10 +166,10 @@ def loss_bars(bill: Bill, size: Size) -> Markup | None:
         return None
     lost = hours(bill.hours(TimeCategory.LOST))
     text = f"{lost} were lost to {wording.plural(len(rows), 'kind')} of faults. The tables have the numbers."
-    return _bars(bill, rows, size, f"lost-{size}", "Lost to failures", text)
+    return _bars(bill, rows, size, f"lost-{size}", title="Lost to failures", text=text)
 
 
-def _bars(bill: Bill, rows: Rows, size: Size, name: str, title: str, text: str) -> Markup:
+def _bars(bill: Bill, rows: Rows, size: Size, name: str, *, title: str, text: str) -> Markup:  # noqa: PLR0913 (what it draws, and three texts)
     """Return a picture of *rows* with its own scale."""
     box, pitch = (_WIDE, _PITCH) if size == "wide" else (_NARROW, _PITCH_NARROW)
     if not any(name for name, _ in rows):

@@ -218,6 +218,15 @@ def _embed(node: ET.Element, name: str, on: Drawing) -> None:
     }
     if node.tag == "g":
         node.attrib.pop("id", None)
+    _annotate(node, key, on)
+    if node.tail:
+        node.tail = "\n"
+    if node.tag not in {"text", "title"} and node.text:
+        node.text = None
+
+
+def _annotate(node: ET.Element, key: str, on: Drawing) -> None:
+    """Give what was drawn with the id *key* its tooltip, its link, or its class as the title of an axis."""
     if key.startswith(_AXIS):
         node.attrib["class"] = f"axis-title {key.removeprefix(_AXIS)}"
     if key in on.tips:
@@ -226,10 +235,6 @@ def _embed(node: ET.Element, name: str, on: Drawing) -> None:
         node.insert(0, tip)
     if key in on.links:
         node.tag, node.attrib["href"] = "a", on.links[key]
-    if node.tail:
-        node.tail = "\n"
-    if node.tag not in {"text", "title"} and node.text:
-        node.text = None
 
 
 def _attribute(key: str, value: str, name: str) -> str:

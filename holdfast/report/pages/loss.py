@@ -19,6 +19,7 @@ from holdfast.report.pages.thinning import Floats, Places, smoothed, thin_pieces
 _CROWDED: Final = 3
 """With more points than this per pixel column, a line through their medians is drawn over them."""
 _BAND_LABEL_PIXELS: Final = 30
+_LETTER_PIXELS: Final = 7
 _DOTS: Final = 60
 """With more steps than this, dots on the line would touch."""
 _CLOSE: Final = 14
@@ -37,6 +38,7 @@ def over_time(job: JobHistory, box: DrawingBox, name: str) -> Markup:
     _height_axis(on, steps, height)
     _generation_bands(on, [(one.number, max(0.0, one.at - job.job.at), end) for one, end in _generation_ends(job)])
     downtimes(on, job)
+    startup_note(on, job)
     faults = np.array([case.incident.fault_at - job.job.at for case in job.cases])
     kept, lost = _in_time(job, height)
     _line(on, lost, faults, color=SvgTheme.AGAIN, linewidth=1.8, dashes=(2, 1.2))
@@ -207,6 +209,15 @@ def _lost_spans(steps: StepColumns, pixel: float) -> list[tuple[int, int]]:
     ends: Places = np.flatnonzero(np.diff(again) > max(1.0, pixel))
     starts = np.concatenate([[0], ends + 1])
     return [(int(again[low]), int(again[high])) for low, high in zip(starts, [*ends, len(again) - 1], strict=True)]
+
+
+def startup_note(on: Drawing, job: JobHistory) -> None:
+    """Write into the empty part before the first step what it is, if there is room."""
+    first = float(job.steps.at.min() - job.steps.seconds[np.argmin(job.steps.at)] - job.job.at) if len(job.steps) else 0.0
+    text = "startup"
+    if first / job.wall_seconds * on.box.columns > (len(text) + 2) * _LETTER_PIXELS if job.wall_seconds else False:
+        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 11, "color": SvgTheme.QUIET}
+        on.axes.text(first / 2, 0.5, text, transform=on.axes.get_xaxis_transform(), **style)
 
 
 def marks_in_time(job: JobHistory) -> list[AxisMark]:

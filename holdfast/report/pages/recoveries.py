@@ -70,7 +70,8 @@ def phase_bars(drawn: Sequence[Bar], box: DrawingBox, name: str, *, wide: bool, 
     for row, bar in enumerate(drawn):
         total = f"{'→ ' if bar.seconds > limit else ''}{wording.duration(bar.seconds)}"
         stacked_bar(on, [_part(part) for part in bar.parts], row + (0.5 if wide else 0.66), height=20 / pitch, total=total)
-        _name(on, bar, row, wide=wide, pitch=pitch, link=link(bar.case.incident))
+        height = row + (0.5 if wide else 12 / pitch)
+        _name(on, bar, height, left=-on.box.left / on.box.columns if wide else 0.0, link=link(bar.case.incident))
     on.axis_titles("time since the fault")
     longest = max(drawn, key=lambda bar: bar.seconds)
     text = (
@@ -91,10 +92,9 @@ def _part(part: PhasePart) -> BarPart:
     )
 
 
-def _name(on: Drawing, bar: Bar, row: int, *, wide: bool, pitch: int, link: str) -> None:
-    """Write the incident's number and kind to the left of the bar, or above it."""
+def _name(on: Drawing, bar: Bar, height: float, *, left: float, link: str) -> None:
+    """Write the incident's number and kind at this *height*, from *left* on (in shares of the axis)."""
     incident, aligned = bar.case.incident, on.axes.get_yaxis_transform()
-    left, height = (-on.box.left / on.box.columns, row + 0.5) if wide else (0.0, row + 12 / pitch)
     number = f"{incident.number}"
     tip = on.tip(f"incident {number}: {incident.kind} on {incident.target}", link=link)
     badge(on, (left + 11 / on.box.columns, height), number, transform=aligned, gid=tip)

@@ -16,7 +16,7 @@ from holdfast.report.case import IncidentCase
 from holdfast.report.pages.axes import incident_marks, since_submission, time_axis
 from holdfast.report.pages.drawing import DrawingBox, SvgTheme, drawing, svg
 from holdfast.report.pages.job_history import JobHistory, StepColumns
-from holdfast.report.pages.loss import downtimes, marks_in_time
+from holdfast.report.pages.loss import downtimes, marks_in_time, startup_note
 from holdfast.report.pages.thinning import Floats
 
 _BIN_PIXELS: Final = 6
@@ -24,6 +24,8 @@ _STEPS_IN_BIN: Final = 2.0
 """A bin holds at least so many typical steps, so that single steps do not show as noise."""
 _COMPARED: Final = 20
 """Steps on either side of a recovery whose median is its rate before and after."""
+_MANY: Final = 1000
+"""From so many steps per second on, three digits would need an exponent."""
 _LEAST: Final = 2
 """With fewer steps on one side there is no rate."""
 
@@ -63,7 +65,9 @@ def _rate(seconds: Floats) -> float | None:
 
 def rate(number: float | None) -> str:
     """Return steps per second with three digits."""
-    return wording.NOTHING if number is None else f"{number:.3g}" if number < 1000 else f"{number:,.0f}"  # noqa: PLR2004 (no exponents)
+    if number is None:
+        return wording.NOTHING
+    return f"{number:#.3g}".rstrip(".") if number < _MANY else f"{number:,.0f}"
 
 
 def signed(change: float | None) -> str:
@@ -127,6 +131,7 @@ def throughput(job: JobHistory, box: DrawingBox, name: str) -> Markup:
     on.axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     on.axes.grid(axis="y")
     downtimes(on, job)
+    startup_note(on, job)
     on.axes.stairs(kept, edges, fill=True, color=SvgTheme.TRAINING, linewidth=0, zorder=3)
     if lost.any():
         on.axes.stairs(kept + lost, edges, baseline=kept, fill=True, color=SvgTheme.AGAIN, linewidth=0, zorder=3)

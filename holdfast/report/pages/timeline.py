@@ -117,7 +117,7 @@ def _overlaid(spans: Sequence[TimelineSpan], over: TimelineSpan) -> list[Timelin
 
 
 def _states(job: JobHistory) -> list[TimelineSpan]:
-    ends = [*(one.at for one in job.transitions[1:]), job.end]
+    ends = [*(one.at for one in job.transitions[1:]), job.end] if job.transitions else []
     zero = job.job.at
     first = job.transitions[0].at if job.transitions else job.end
     found = [TimelineSpan(start=0, end=first - zero, color=SvgTheme.STARTING, label="", tip="launching")]

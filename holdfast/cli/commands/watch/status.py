@@ -64,6 +64,8 @@ def _progress(view: JobView) -> list[tuple[str, str]]:
     if view.generation:
         size = rank_count(view.generation.world_size, view.generation.facts)
         facts += [("generation", f"{view.generation.number}: {size} on {ranks_by_node(view.members)}")]
+    if (reserve := view.nodes.reserve) and not view.ended:
+        facts += [("spares", reserve)]
     cluster = recorded_cluster(view.job)
     if cluster.kind == "slurm" and not view.ended:
         from holdfast.cluster.slurm.nodes import describe_allocations  # noqa: PLC0415 (most clusters are not Slurm's)
@@ -77,11 +79,14 @@ def _snapshots(view: JobView) -> list[tuple[str, str]]:
     facts, row = [], view.snapshots
     if row is not None and row.step is not None:
         newest = memory.last(row) if view.ended else memory.newest(row, view.memory_fault, view.job.spec, view.at)
-        facts += [("memory", f"{newest}\nsnapshots {memory.overhead([row])}")]
+        facts += [("snapshot", f"{newest}\nsnapshots {memory.overhead([row])}")]
     elif view.no_snapshots:
-        facts += [("memory", view.no_snapshots)]
+        facts += [("snapshot", view.no_snapshots)]
     if saved := view.checkpoint:
         facts += [("checkpoint", f"step {count(saved.step)}, {duration(max(0.0, view.at - saved.at))} ago, {saved.path}")]
+    process, node = view.at_risk, view.at_risk_with_node
+    if process and node and not view.ended and view.incident is None:
+        facts += [("at risk", f"at most {process.text} if a process fails, {node.text} if a node is lost")]
     return facts
 
 
