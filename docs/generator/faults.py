@@ -152,7 +152,7 @@ def _entry(kind: FaultKind) -> Iterator[str]:
     yield f"## `{kind.id}`\n"
     yield f"{kind.title}.\n"
     yield f"- **Recommended action:** `{kind.recommended_action}`"
-    yield f"- **Attributed to:** {kind.attributed_to.replace('_', ' ')}"
+    yield f"- **Attributed to:** {title_of(kind.attributed_to.replace('_', ' '))}"
     yield f"- **Detected from:** {kind.source}"
     yield f"- **What to do:** {kind.action}"
     if kind.confused_with:

@@ -333,7 +333,7 @@ def kind_of(value: Any) -> Any:  # noqa: ANN401 (whatever a user wrote)
     return value.get("kind", "local") if isinstance(value, dict) else getattr(value, "kind", "local")
 
 
-_UNION: Final = Annotated[
+_UNION: Final[Any] = Annotated[
     Annotated[LocalCluster, Tag("local")] | Annotated[SshCluster, Tag("ssh")] | Annotated[SlurmCluster, Tag("slurm")],
     Discriminator(kind_of),
 ]
@@ -367,9 +367,10 @@ else:
             return handler.generate_schema(_UNION)
 
 
-_ADAPTER: Final[TypeAdapter[Any]] = TypeAdapter(_UNION)
+_ADAPTER: Final[TypeAdapter[Any]] = TypeAdapter[Any](_UNION)
 
 
 def cluster_of(fields: object) -> LocalCluster | SshCluster | SlurmCluster:
     """Return the cluster that *fields* describe, as a history or a program wrote them; raise pydantic's `ValidationError`."""
-    return _ADAPTER.validate_python(fields)
+    found: LocalCluster | SshCluster | SlurmCluster = _ADAPTER.validate_python(fields)
+    return found

@@ -82,8 +82,7 @@ def test_what_the_plots_tell_apart_by_colour_looks_different(theme: str, sight: 
     of = THEMES[theme]
     pairs = [("--loss", "--again"), ("--loss", "--incident"), ("--training", "--recovering"), ("--training", "--starting"),
              ("--recovering", "--waiting"), ("--training", "--waiting"), ("--training", "--not-detected"),
-             ("--recovering", "--not-detected"),
-             ("--training", "--migrating"), ("--training", "--suspended"),
+             ("--recovering", "--not-detected"), ("--training", "--migrating"), ("--training", "--suspended"),
              ("--starting", "--recovering")]  # fmt: skip
     for one, other in pairs:
         assert distance(of[one], of[other], sight) > APART, (one, other)
