@@ -15,6 +15,7 @@ from docs.generator.fields import cluster_file_page, job_file_page, policy_file_
 from docs.generator.metrics import metrics_page
 from docs.generator.protocol import protocol_page
 from docs.generator.states import states_page
+from holdfast.spec.json_schemas import FOLDER, SCHEMAS, text_of
 
 DOCS: Final = Path(__file__).parent
 
@@ -36,7 +37,13 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
 
 
 def main() -> None:
-    """Write every page that differs, and delete pages of components that the catalogue no longer has."""
+    """Write every page and JSON Schema that differs, and delete pages of components that the catalogue no longer has."""
+    for kind in SCHEMAS:
+        file, text = FOLDER / f"{kind}.json", text_of(kind)
+        if not file.exists() or file.read_text() != text:
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(text)
+            print(f"holdfast/spec/schemas/{file.name} written")
     for name, draw in PAGES.items():
         page, text = DOCS / name, draw()
         if not page.exists() or page.read_text() != text:

@@ -120,7 +120,7 @@ TEXTS: dict[str, tuple[Callable[[], str], str]] = {
     ),
     "quarantined": (
         lambda: _cordoned(ASK),
-        ("quarantined by job gpt (cordon 1): gpu-off-bus: Xid 79; `holdfast node return a --reason ...` returns it to service"),
+        "quarantined by job gpt (cordon 1): gpu-off-bus: Xid 79; `holdfast node return a --reason ...` returns it to service",
     ),
     "held": (
         lambda: _cordoned(ANN),
@@ -166,8 +166,8 @@ TEXTS: dict[str, tuple[Callable[[], str], str]] = {
     "nodes": (
         lambda: str(NotEnoughNodes(4, 1, "lab", "node-1: quarantined")),
         (
-            "the job needs 4 node(s), but cluster 'lab' has 1 free (node-1: quarantined). Lower `nnodes` or `spare_nodes`, "
-            "or add nodes to the cluster; `holdfast node ls` lists them."
+            "the job needs 4 node(s), but cluster 'lab' has 1 free (node-1: quarantined). Lower `nnodes` or "
+            "`spare_nodes`, or add nodes to the cluster; `holdfast node ls` lists them."
         ),
     ),
     "timeout": (
@@ -178,8 +178,8 @@ TEXTS: dict[str, tuple[Callable[[], str], str]] = {
         lambda: str(AllocationRequired("waiting for free nodes", "hpc")),
         (
             "waiting for free nodes is not available for cluster 'hpc' of kind slurm: its nodes are reachable only within a "
-            "job. `holdfast node ls --cluster CLUSTER_FILE` shows what Slurm reports; describe the same machines with "
-            "`kind: ssh` for the rest."
+            "job. `holdfast node ls --cluster CLUSTER_FILE` shows what Slurm reports; describe the same machines with `kind: ssh` for "
+            "the rest."
         ),
     ),
     "setting": (

@@ -1,4 +1,4 @@
-"""The page of metrics, from the families that `holdfast metrics` writes."""
+"""The page of metrics, from the families that `holdfast admin metrics` writes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def metrics_page() -> str:
     found, values = families(), label_values()
     parts = [
         "# Metrics\n",
-        "`holdfast metrics` computes these from the history at each scrape.",
+        "`holdfast admin metrics` computes these from the history at each scrape.",
         "[Prometheus and Grafana](../how-to/prometheus-and-grafana.md) shows how to collect them.\n",
         "A job has metrics until seven days after its end. Counters cover all runs with the job's name; gauges describe the newest run.\n",
     ]

@@ -170,10 +170,15 @@ def kept_ranks(facts: Mapping[str, Any] | None) -> str:
     return f", {count(len(kept))} of them in the same process as before" if kept else ""
 
 
+def on_target(target: str) -> str:
+    """Return where a fault is: ``node node-0`` is ``node-0`` in a sentence, ``rank 1 on node-0`` stays."""
+    return target.removeprefix("node ")
+
+
 def incident_opened(incident: Incident) -> str:
     """Return one line about an incident that has opened: what happened, where, and how soon it was detected."""
     soon = duration(max(0.0, incident.detected_at - incident.fault_at))
-    return f"incident {incident.number}: {incident.kind} on {incident.target}, detected after {soon}"
+    return f"incident {incident.number}: {incident.kind} on {on_target(incident.target)}, detected after {soon}"
 
 
 def incident_closed(incident: Incident) -> str:

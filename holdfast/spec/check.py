@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast import gpu_assignment
-from holdfast.errors import Problem
+from holdfast.errors import BadParameters, Problem
+from holdfast.spec import nproc
 from holdfast.spec.cluster import Cluster, LocalCluster
 from holdfast.spec.job import TrainingJob, is_policy_file
 from holdfast.spec.slurm import SlurmCluster
@@ -17,8 +18,11 @@ from holdfast.spec.slurm import SlurmCluster
 
 def checks(job: TrainingJob, cluster: Cluster) -> list[Problem]:
     """Return the problems that keep *job* from running on *cluster* now."""
-    paths = _local_paths(job) if cluster.kind == "local" else _shared_paths(job)
-    return [*paths, *_policy(job), *_capacity(job, cluster)]
+    paths = [*(_local_paths(job) if cluster.kind == "local" else _shared_paths(job)), *_policy(job)]
+    try:
+        return [*paths, *_capacity(nproc.counted(job, cluster), cluster)]
+    except BadParameters as error:
+        return [*paths, *error.problems]
 
 
 def _policy(job: TrainingJob) -> Iterator[Problem]:
@@ -37,6 +41,9 @@ def _local_paths(job: TrainingJob) -> Iterator[Problem]:
         yield Problem(field="workdir", reason=f"{directory} is not a directory", cure="Create it, or fix the path")
     elif job.command is not None:
         yield from _program(job, job.command[0], "command")
+    elif job.module is not None:
+        if job.python is not None:
+            yield from _program(job, job.python, "python")
     else:
         yield from _script(job)
     yield from _checkpoints(job)

@@ -17,13 +17,15 @@ BYTES: Final = {
     "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
 """Bytes in each unit of memory."""
-DURATION_CURE: Final = 'Write a number and a unit (ms, s, m, h, d), e.g. "90s", "5m" or "1h30m", or a number of seconds'
+DURATION_CURE: Final = 'Write a number and a unit (ms, s, m, h, d), e.g. "90s", "5m", "1h30m" or "2d"'
 SIZE_CURE: Final = 'Write a number and a unit (KB, MB, GB, TB, KiB, MiB, GiB, TiB), e.g. "8GB" or "512MiB", or a number of bytes'
 PERCENT_CURE: Final = 'Write a number from 0 to 100 with a percent sign, e.g. "25%"'
 MAX_BYTES: Final = 2**62
 
+DURATION_EXAMPLES: Final = ["90s", "5m", "1h30m", "2d"]
+SIZE_EXAMPLES: Final = ["8GB", "512MiB"]
+
 _PART: Final = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(ms|[smhd])\s*", re.ASCII)
-_ISO: Final = re.compile(r"P(?:(\d{1,15})D)?(?:T(?:(\d{1,15})H)?(?:(\d{1,15})M)?(?:(\d{1,15}(?:\.\d{1,15})?)S)?)?", re.ASCII)
 _NUMBER: Final = re.compile(r"\d{1,15}(?:\.\d{1,15})?", re.ASCII)
 _PERCENT: Final = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%", re.ASCII)
 _SIZE: Final = re.compile(r"(\d{1,19})(\.\d{1,9})?\s*([kmgt]?i?b?)", re.ASCII | re.IGNORECASE)
@@ -31,10 +33,8 @@ _SIZE: Final = re.compile(r"(\d{1,19})(\.\d{1,9})?\s*([kmgt]?i?b?)", re.ASCII | 
 
 def _seconds_in(text: str) -> float | None:
     """Return the seconds in *text*, or None when it is not a duration."""
-    if _NUMBER.fullmatch(text):
-        return float(text)
-    if (iso := _ISO.fullmatch(text)) and any(iso.groups()):  # how other programs serialize a timedelta
-        return sum(float(part or 0) * size for part, size in zip(iso.groups(), SECONDS.values(), strict=False))
+    if _NUMBER.fullmatch(text) and float(text) == 0:
+        return 0.0
     parts, end = [], 0
     while found := _PART.match(text, end):
         parts.append(float(found[1]) * SECONDS[found[2]])
@@ -43,19 +43,26 @@ def _seconds_in(text: str) -> float | None:
 
 
 def parse_duration(value: object) -> timedelta:
-    """Return *value* (text, seconds or a timedelta) as a duration; raise `PydanticCustomError` if it is none, negative or infinite."""
+    """Return *value* (text or a timedelta) as a duration; raise `PydanticCustomError` for anything else, and if it is negative.
+
+    A bare number is refused, unless it is 0: sbatch means minutes by it, Kubernetes and torchrun mean seconds.
+    """
     seconds: float | None = None
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
     elif isinstance(value, str):
         seconds = _seconds_in(value.strip())
-    elif isinstance(value, int | float) and not isinstance(value, bool) and -1e15 < value < 1e15:  # noqa: PLR2004 (beyond the range of timedelta)
-        seconds = float(value)
+    elif isinstance(value, int | float) and not isinstance(value, bool) and value == 0:
+        seconds = 0.0
     if seconds is not None and math.isfinite(seconds) and seconds >= 0:
         try:
             return timedelta(seconds=seconds)
         except OverflowError:
             pass
+    if not isinstance(value, bool) and _NUMBER.fullmatch(str(value).strip()):
+        cure = f'Write "{str(value).strip()[:40]}s" if it is seconds. {DURATION_CURE}'
+        context = {"shown": repr(value)[:80], "cure": cure}
+        raise PydanticCustomError("duration", "{shown} has no unit", context)
     raise PydanticCustomError("duration", "{shown} is not a duration", {"shown": repr(value)[:80], "cure": DURATION_CURE})
 
 
@@ -105,7 +112,7 @@ Duration = Annotated[
     timedelta,
     BeforeValidator(parse_duration),
     PlainSerializer(format_duration, return_type=str, when_used="json"),
-    WithJsonSchema({"type": "string", "examples": ["90s", "5m", "1h30m", "2d"]}),
+    WithJsonSchema({"type": "string", "examples": DURATION_EXAMPLES}),
 ]
 """A duration, zero allowed; forms show it as text."""
 PositiveDuration = Annotated[Duration, Gt(timedelta(0))]
@@ -114,18 +121,18 @@ Size = Annotated[
     BeforeValidator(parse_size),
     Gt(0),
     PlainSerializer(format_size, return_type=str, when_used="json"),
-    WithJsonSchema({"type": "string", "examples": ["8GB", "512MiB"]}),
+    WithJsonSchema({"type": "string", "examples": SIZE_EXAMPLES}),
 ]
 """Bytes, at least one; forms show them as text."""
 SizeOrZero = Annotated[
     int,
     BeforeValidator(parse_size),
     PlainSerializer(format_size, return_type=str, when_used="json"),
-    WithJsonSchema({"type": "string", "examples": ["8GB", "512MiB"]}),
+    WithJsonSchema({"type": "string", "examples": SIZE_EXAMPLES}),
 ]
 Percent = Annotated[
     float,
-    BeforeValidator(lambda value: value if isinstance(value, float) and 0 <= value <= 1 else parse_percent(value)),
+    BeforeValidator(parse_percent),
     PlainSerializer(format_percent, return_type=str, when_used="json"),
     WithJsonSchema({"type": "string", "pattern": r"^[0-9]{1,3}(\.[0-9]+)?\s*%$", "examples": ["25%"]}),
 ]

@@ -54,10 +54,15 @@ def holdfast(holdfast_home: Path, tmp_path: Path) -> Command:
 
 @pytest.fixture
 def here(holdfast_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Do the same as `holdfast` without a process: for long tables of cases."""
+    """Do the same as `holdfast` without a process, for all that is about a text, a file or an exit code.
 
-    def run(*arguments: str) -> Done:
+    What needs signals, pipes, a terminal, or a fresh interpreter uses `holdfast`. A traceback fails the test, as it is raised.
+    """
+
+    def run(*arguments: str, **more: str) -> Done:
         monkeypatch.chdir(tmp_path)
+        for name, value in more.items():
+            monkeypatch.setenv(name, value)
         capsys.readouterr()
         status = main(list(arguments))
         said = capsys.readouterr()

@@ -139,9 +139,9 @@ def test_a_locked_history_is_reported(here: Command, files: Any, book: History, 
     assert "End that program" in done.stderr
 
 
-def test_an_unreachable_database_server_is_reported(holdfast: Command) -> None:
+def test_an_unreachable_database_server_is_reported(here: Command) -> None:
     """And its password is not."""
-    done = holdfast("status", HOLDFAST_HISTORY="postgresql://me:secret@127.0.0.1:9/none")
+    done = here("status", HOLDFAST_HISTORY="postgresql://me:secret@127.0.0.1:9/none")
     assert done.returncode == 2
     assert "cannot be reached" in done.stderr
     assert "secret" not in done.stderr
@@ -159,9 +159,9 @@ def test_a_job_name_that_runs_already_is_refused(here: Command, files: Any, book
     assert not (holdfast_home / "jobs" / "a" / "flow.log").exists()
 
 
-def test_a_home_that_is_not_writable_is_reported(holdfast: Command, files: Any, tmp_path: Path) -> None:
+def test_a_home_that_is_not_writable_is_reported(here: Command, files: Any, tmp_path: Path) -> None:
     """A file where the folder should be."""
-    done = holdfast("run", files(JOB), HOLDFAST_HOME=str(tmp_path / "train.py"))
+    done = here("run", files(JOB), HOLDFAST_HOME=str(tmp_path / "train.py"))
     assert done.returncode == 2
     assert "train.py is not a folder" in done.stderr
 
@@ -223,9 +223,9 @@ def test_a_name_of_thousands_of_letters_is_not_repeated_in_full(words: list[str]
 
 
 @pytest.mark.parametrize("home", ["/dev/null", "~nosuchuser/x", NO_TEXT, "relative/\x01"])
-def test_every_command_reports_an_invalid_home(home: str, holdfast: Command, tmp_path: Path) -> None:
+def test_every_command_reports_an_invalid_home(home: str, here: Command, tmp_path: Path) -> None:
     """No command claims that no job runs if it could not read the history."""
-    done = holdfast("ps", HOLDFAST_HOME=home)
+    done = here("ps", HOLDFAST_HOME=home)
     if home.startswith("relative"):
         assert done.returncode == 0
     else:

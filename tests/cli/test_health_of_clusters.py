@@ -16,13 +16,13 @@ from tests.ssh.conftest import Site
 from tests.waiting import wait_until
 
 
-def test_nodes_over_ssh_are_checked_and_changes_are_shown(holdfast: Command, site: Site, tmp_path: Path) -> None:
+def test_nodes_over_ssh_are_checked_and_changes_are_shown(here: Command, site: Site, tmp_path: Path) -> None:
     """A node that is off is unreachable, one with an unknown key is unknown, and neither is reported twice."""
     site.node("well")
     off = site.node("off")
     site.node("strange", known=False)
     name = described(site, tmp_path, failure_threshold=1)
-    first = holdfast("node", "check", "--cluster", name, "--json")
+    first = here("node", "check", "--cluster", name, "--json")
     told = {one["node"]: one for one in json.loads(first.stdout)["nodes"]}
     assert told["strange"]["health"] == "unknown"
     assert "unknown host key" in told["strange"]["reason"]
@@ -30,7 +30,7 @@ def test_nodes_over_ssh_are_checked_and_changes_are_shown(holdfast: Command, sit
     assert told["well"]["health"] in {"healthy", "degraded", "unhealthy"}
 
     off.stop()
-    done = holdfast("node", "check", name)
+    done = here("node", "check", "--cluster", name)
     assert done.returncode == 1
     rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
     assert "unreachable" in rows["off"]
@@ -39,7 +39,7 @@ def test_nodes_over_ssh_are_checked_and_changes_are_shown(holdfast: Command, sit
     assert "strange: " not in done.stdout.partition("Changed since the last check:")[2]
 
     assert done.stdout.count("(last seen ") >= len(told["off"]["evidence"]), "what it was found with before it fell silent is of then"
-    listed = json.loads(holdfast("nodes", name, "--json").stdout)
+    listed = json.loads(here("node", "ls", "--cluster", name, "--json").stdout)
     assert {(one["status"], one["agent"]) for one in listed["nodes"]} == {(None, None)}, "no agent is there to be asked"
     health = {one["name"]: one["health"]["status"] for one in listed["nodes"]}
     assert health == {"well": told["well"]["health"], "off": "unreachable", "strange": "unknown"}

@@ -36,12 +36,12 @@ def service(here: Command, node: str) -> dict[str, Any]:
 
 def test_the_table_has_state_owner_reason_and_end(here: Command, book: History) -> None:
     """Of cordons by programs and people; empty columns are left out."""
-    assert "BY" not in here("node", "ls").stdout.splitlines()[0].split()
+    assert "OWNER" not in here("node", "ls").stdout.splitlines()[0].split()
     taken_out(book, "node-1")
     assert here("node", "cordon", "node-2", "--reason", "new fan", "--for", "2h").returncode == 0
     done = here("node", "ls")
     head, *rows = done.stdout.splitlines()
-    assert head.split()[:5] == ["NODE", "STATE", "SINCE", "BY", "UNTIL"]
+    assert head.split()[:5] == ["NODE", "STATUS", "SINCE", "OWNER", "EXPIRES"]
     assert rows[0].split()[1] == "healthy"
     assert rows[1].split()[1] == "quarantined"
     assert "job gpt" in rows[1]

@@ -51,28 +51,28 @@ def test_a_key_is_added_after_confirmation(site: Site, tmp_path: Path, holdfast_
         assert terminal.status() == 0
 
 
-def test_without_a_terminal_no_key_is_added(holdfast: Command, site: Site, tmp_path: Path) -> None:
+def test_without_a_terminal_no_key_is_added(here: Command, site: Site, tmp_path: Path) -> None:
     """Keys are shown and not added; `--yes` adds them, after a last line without a newline; health checks work then."""
     site.node("one", known=False)
     site.node("two", known=False)
     site.known_hosts.write_text("# mine")
     name = described(site, tmp_path)
-    asked = holdfast("node", "trust", "--cluster", name)
+    asked = here("node", "trust", "--cluster", name)
     assert asked.returncode == 1
     assert "2 keys not added: there is no terminal to ask on" in asked.stderr
     assert "0 of 2 machines are trusted" in asked.stdout
     assert site.known_hosts.read_text() == "# mine"
-    one = holdfast("node", "trust", "--cluster", name, "one", "--yes", "--json")
+    one = here("node", "trust", "--cluster", name, "one", "--yes", "--json")
     assert (one.returncode, list(machines(one))) == (0, ["one"])
     assert machines(one)["one"]["added"]
     assert machines(one)["one"]["fingerprint"] == fingerprint(site, "one")
     assert site.known_hosts.read_text().startswith("# mine\n[")
-    told = {look["node"]: look for look in json.loads(holdfast("node", "check", name, "--json").stdout)["nodes"]}
+    told = {look["node"]: look for look in json.loads(here("node", "check", "--cluster", name, "--json").stdout)["nodes"]}
     assert "unknown host key" in told["two"]["reason"]
     assert told["one"]["health"] != "unknown"
 
 
-def test_a_changed_key_is_never_added(holdfast: Command, site: Site, tmp_path: Path) -> None:
+def test_a_changed_key_is_never_added(here: Command, site: Site, tmp_path: Path) -> None:
     """It may be an attack."""
     node = site.node("one")
     node.stop()
@@ -80,30 +80,30 @@ def test_a_changed_key_is_never_added(holdfast: Command, site: Site, tmp_path: P
     node.key = key_at(node.place / "host_key")
     node.start()
     before = site.known_hosts.read_text()
-    done = holdfast("node", "trust", "--cluster", described(site, tmp_path), "--yes")
+    done = here("node", "trust", "--cluster", described(site, tmp_path), "--yes")
     assert done.returncode == 1
     assert "changed host key: " in done.stdout
     assert f"ssh-keygen -R '[{node.address}]:{node.port}'" in done.stdout
     assert site.known_hosts.read_text() == before
 
 
-def test_jump_hosts_come_first_and_then_what_lies_behind(holdfast: Command, site: Site, tmp_path: Path) -> None:
+def test_jump_hosts_come_first_and_then_what_lies_behind(here: Command, site: Site, tmp_path: Path) -> None:
     """No connection goes through an untrusted machine."""
     gate, inner = site.node("gate", known=False), site.node("inner", known=False)
     hosts = [{"name": "inner", "address": inner.address, "port": inner.port}]
     name = described(site, tmp_path, hosts=hosts, jump=[f"{gate.address}:{gate.port}"])
-    asked = holdfast("node", "trust", "--cluster", name, "--json")
+    asked = here("node", "trust", "--cluster", name, "--json")
     found = {one: (told["status"], told["trusted"]) for one, told in machines(asked).items()}
     assert found == {"jump": ("unknown", False), "inner": (None, False)}
     assert "unknown host key" in machines(asked)["inner"]["reason"]
     assert (asked.returncode, gate.logins()) == (1, 0)
-    done = holdfast("node", "trust", "--cluster", name, "--yes", "--json")
+    done = here("node", "trust", "--cluster", name, "--yes", "--json")
     assert done.returncode == 0
     assert all(told["trusted"] and told["added"] for told in machines(done).values())
     assert inner.logins() == 0, "a key is shown before anybody logs in"
 
 
-def test_untrustworthy_keys_are_reported_with_the_cure(holdfast: Command, site: Site, tmp_path: Path) -> None:
+def test_untrustworthy_keys_are_reported_with_the_cure(here: Command, site: Site, tmp_path: Path) -> None:
     """A node that is off, clones with one key, an unwritable file, an unknown name, nodes without keys."""
     one, clone, off = site.node("one"), site.node("clone", known=False), site.node("off", known=False)
     off.stop()
@@ -111,15 +111,15 @@ def test_untrustworthy_keys_are_reported_with_the_cure(holdfast: Command, site: 
     shutil.copy(one.key, clone.key)
     shutil.copy(one.key.with_suffix(".pub"), clone.key.with_suffix(".pub"))
     clone.start()
-    done = holdfast("node", "trust", "--cluster", described(site, tmp_path))
+    done = here("node", "trust", "--cluster", described(site, tmp_path))
     assert done.returncode == 1
     assert "Connection refused" in done.stdout
     assert f"{one.address}, {clone.address} have the same key (clones of one image?)" in done.stdout
     (tmp_path / "file").touch()
-    refused = holdfast("node", "trust", "--cluster", described(site, tmp_path, known_hosts=str(tmp_path / "file" / "known")), "--yes")
+    refused = here("node", "trust", "--cluster", described(site, tmp_path, known_hosts=str(tmp_path / "file" / "known")), "--yes")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "the known_hosts file" in refused.stderr
     assert "Not a directory" in refused.stderr
-    assert "has no node 'tow'. It has one, clone, off." in holdfast("node", "trust", "--cluster", described(site, tmp_path), "tow").stderr
+    assert "has no node 'tow'. It has one, clone, off." in here("node", "trust", "--cluster", described(site, tmp_path), "tow").stderr
     (tmp_path / "local.yaml").write_text("nodes: 2\n")
-    assert "have no host keys: only those of `kind: ssh` do" in holdfast("node", "trust", "--cluster", "local.yaml").stderr
+    assert "have no host keys: only those of `kind: ssh` do" in here("node", "trust", "--cluster", "local.yaml").stderr

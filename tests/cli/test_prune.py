@@ -132,10 +132,10 @@ def test_checkpoints_that_a_recovery_may_read_are_not_deleted(state: str, here: 
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])
-def test_without_a_terminal_nothing_is_deleted_unless_requested(more: list[str], holdfast: Command, book: History, folder: Folder) -> None:
+def test_without_a_terminal_nothing_is_deleted_unless_requested(more: list[str], here: Command, book: History, folder: Folder) -> None:
     """`--yes` is the cure."""
     a_job(book, folder)
-    done = holdfast("checkpoint", "prune", "gpt", "--keep", "2", *more)
+    done = here("checkpoint", "prune", "gpt", "--keep", "2", *more)
     assert done.returncode == OPERATOR_ERROR
     assert "--yes" in done.stderr
     assert len(folder.steps) == 5

@@ -208,11 +208,9 @@ def places_for(count: int, room: Mapping[str, int], members: Sequence[str], held
 
 
 def _warm_up_text(event: HotSpareReady) -> str:
-    coverage = event.coverage
     after = f" after {wording.duration(event.seconds)}" if event.seconds is not None else ""
     memory = f", holding {wording.size(event.rss)} of memory" if event.rss is not None else ""
-    calls = f"; {coverage.get('played')} of {coverage['calls']} calls were answered from the recording" if coverage.get("calls") else ""
-    return f"has warmed up{after}{memory}{calls}"
+    return f"has warmed up{after}{memory}"
 
 
 def _exit_text(event: HotSpareExited) -> str:

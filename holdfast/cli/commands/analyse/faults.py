@@ -60,7 +60,7 @@ def list_kinds(*, as_json: bool, **fields: str | None) -> int:
         hint(f"None of {len(CATALOGUE)} kinds matches. Leave out an option or a word.")
         return 0
     echo_table(
-        ("KIND", "AREA", "COMPONENT", "RECOMMENDED", "BLAME", "WHAT IT IS"),
+        ("KIND", "AREA", "COMPONENT", "RECOMMENDED", "ATTRIBUTED TO", "TITLE"),
         [(one.id, one.area, one.component, one.recommended_action, one.attributed_to, one.title) for one in kinds],
     )
     hint(f"{plural(len(kinds), 'kind')} of {len(CATALOGUE)}. `holdfast faults show KIND` explains one.")

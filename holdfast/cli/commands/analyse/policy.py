@@ -17,8 +17,9 @@ from holdfast.errors import UnknownPolicy
 from holdfast.history import queries
 from holdfast.history.models import DecisionRecord, Incident, Job, JobTransition
 from holdfast.history.store import History
+from holdfast.report.incident_text import rule_text
 from holdfast.report.policy_text import changes, describe, describe_slowness, number, values
-from holdfast.report.wording import duration, plural, seat
+from holdfast.report.wording import duration, on_target, plural, seat
 from holdfast.spec.job import is_policy_file
 from holdfast.spec.policy import load_policy, policy_of, review_policy
 from policies.policy import BASE, NAMED, Policy
@@ -136,19 +137,19 @@ def explain(incident: str, job: str | None, *, as_json: bool) -> int:
     if as_json:
         echo_json({"job": name, "incident": one.number, "kind": one.kind, "target": one.target, "outcome": one.outcome, "attempts": found})
         return 0
-    heading(f"{name}, incident {one.number}: {one.kind} on {one.target}, {one.outcome or 'open'}")
+    heading(f"{name}, incident {one.number}: {one.kind} on {on_target(one.target)}, {one.outcome or 'open'}")
     if not found:
         hint("No decision was made about it: " + ("it passed by itself." if one.outcome == "passed" else "see `holdfast incidents show`."))
     for attempt in found:
         section(f"{clock(attempt['at'])}  {attempt['action']}")
         facts = [
             ("reason", attempt["reason"]),
-            ("rule", attempt["rule"]),
+            ("rule", rule_text(attempt["rule"])),
             ("end", attempt["ended"]),
             ("policy", attempt["policy"]),
             ("seats", "\n".join(seat(each) for each in attempt["seats"])),
-            ("noted", "\n".join(f"{rule}: {why}" for rule, why in attempt["noted"].items())),
-            ("skipped", "\n".join(f"{rule}: {why}" for rule, why in attempt["passed_over"].items())),
+            ("noted", "\n".join(f"{rule_text(rule)}: {why}" for rule, why in attempt["noted"].items())),
+            ("skipped", "\n".join(f"{rule_text(rule)}: {why}" for rule, why in attempt["passed_over"].items())),
         ]
         echo_facts([(name, text) for name, text in facts if text])
     return 0

@@ -18,6 +18,7 @@ from holdfast.history import queries, statistics
 from holdfast.history.models import Job
 from holdfast.history.statistics import FleetStatistics, StepStatistics
 from holdfast.history.store import History
+from holdfast.report import phases
 from holdfast.report.wording import NOTHING, count, duration, plural, share
 from holdfast.spec.job import CheckpointPlan
 from policies.checkpoint_interval import RECOVERY_S, Advice, ExpectedLoss, IntervalCase, Rate, Waste, loss, table, waste
@@ -28,13 +29,14 @@ DAY: Final = 24.0
 FEW_FAULTS: Final = 5
 """With fewer faults the rate is uncertain, and the output says so."""
 PARTS: Final = (
-    ("detection", "", "find the root cause, stop the ranks"),
-    ("rollback", "T0", "recomputed steps"),
-    ("reschedule", "T1", "place and start the ranks"),
-    ("communication", "T2", "form the process group"),
-    ("load", "T3", "load the state"),
-    ("compilation", "T4", "warm-up and compile"),
+    ("detection", "detect"),
+    ("rollback", "rollback"),
+    ("reschedule", "reschedule"),
+    ("communication", "communication"),
+    ("load", "load"),
+    ("compilation", "warm-up"),
 )
+"""Each part of an expected loss, and the phase of a recovery that it is."""
 HEAD: Final = ("STEPS", "TRAINING", "SAVES", "ROLLBACK", "DOWNTIME", "WASTED", "HOURS A DAY", "")
 
 
@@ -258,9 +260,10 @@ def _amount(hours: float) -> str:
 
 def _show_parts(one: ExpectedLoss) -> None:
     known = asdict(one)
-    for name, term, meaning in PARTS:
+    for name, phase in PARTS:
         seconds = known[name]
-        echo(f"  {name:<14}{term:<4}{duration(seconds) if seconds is not None else NOTHING:>13}  {meaning}")
+        shown = duration(seconds) if seconds is not None else NOTHING
+        echo(f"  {phases.label_of(phase):<24}{shown:>13}")
     if one.detection is None:
-        echo(f"  {'downtime':<18}{duration(one.downtime):>13}  assumed, in all")
+        echo(f"  {'downtime':<24}{duration(one.downtime):>13}  assumed, in all")
     echo_wrapped(f"{one.reason}. The others are medians of past recoveries.")

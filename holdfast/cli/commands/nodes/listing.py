@@ -27,18 +27,18 @@ from policies.node_health import HealthAssessment
 
 HEAD: Final = (
     "NODE",
-    "STATE",
+    "STATUS",
     "SINCE",
-    "BY",
-    "UNTIL",
-    "NOW",
+    "OWNER",
+    "EXPIRES",
+    "REACHABLE",
     "AGENT",
     "JOB",
     "SLURM JOB",
-    "HISTORY",
-    "SINCE",
+    "LAST JOB STATUS",
+    "CHANGED",
     "HEALTH",
-    "CHECKED",
+    "LAST CHECK",
     "REASON",
 )
 ALWAYS: Final = frozenset({0, 1, 5, len(HEAD) - 1})
@@ -149,8 +149,8 @@ def _service(one: KnownNode) -> list[str]:
 
 
 def _reason(hold: Cordon) -> str:
-    what = "held" if hold.kind is CordonKind.PERSON else str(hold.kind)
+    what = "cordoned" if hold.kind is CordonKind.PERSON else str(hold.kind)
     until = f", until {clock(hold.until)}" if hold.until is not None else ""
     if hold.drains:
         what, until = "drained", f"; jobs leave by {clock(hold.leave_by)}" if hold.leave_by is not None else "; jobs leave when they can"
-    return f"hold {hold.number} ({what} by {hold.owner.name}, {clock(hold.at)}{until}): {hold.reason}"
+    return f"cordon {hold.number} ({what} by {hold.owner.name}, {clock(hold.at)}{until}): {hold.reason}"

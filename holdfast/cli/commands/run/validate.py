@@ -13,6 +13,7 @@ from holdfast.exit_codes import OPERATOR_ERROR
 from holdfast.report.wording import plural
 from holdfast.spec import Cluster, LocalCluster, TrainingJob, review
 from holdfast.spec.load import FileKind, allocation, kind_of_file, review_cluster
+from holdfast.spec.nproc import counted
 from holdfast.spec.policy import review_policy
 from holdfast.spec.problems import shown
 
@@ -49,7 +50,8 @@ def checked(job_file: Path, cluster_file: Path | None) -> tuple[TrainingJob, Clu
     draft = review(job_file, cluster_file)
     if draft.problems or draft.job is None:
         raise BadFile(shown(str(job_file)), tuple(draft.problems))
-    return draft.job, draft.cluster or LocalCluster()
+    cluster = draft.cluster or LocalCluster()
+    return counted(draft.job, cluster), cluster
 
 
 def summary(job: TrainingJob, cluster: Cluster) -> str:

@@ -16,8 +16,9 @@ from holdfast.history.models import DecisionRecord, FaultRecord, Incident, Incid
 from holdfast.history.store import History
 from holdfast.report import phases as known
 from holdfast.report.case import hypotheses_of
+from holdfast.report.incident_text import rule_text
 from holdfast.report.phases import ROLLBACK
-from holdfast.report.wording import NOTHING, count, duration, plural, recovery_details, seat, share
+from holdfast.report.wording import NOTHING, count, duration, on_target, plural, recovery_details, seat, share
 
 NEGLIGIBLE: Final = 0.01
 """Seconds of a downtime that may belong to no phase without being shown."""
@@ -86,7 +87,7 @@ def _show_incident(book: History, one: Incident, *, as_json: bool) -> None:
         parts: dict[str, Sequence[SQLModel]] = {"faults": faults, "diagnoses": diagnoses, "decisions": decisions, "phases": phases}
         echo_json({"job": name, **one.model_dump(), **{key: [row.model_dump() for row in rows] for key, rows in parts.items()}})
         return
-    heading(f"{name}, incident {one.number}: {one.kind} on {one.target}, {one.outcome or 'open'}")
+    heading(f"{name}, incident {one.number}: {one.kind} on {on_target(one.target)}, {one.outcome or 'open'}")
     echo_facts(list(_incident_facts(one)))
     _show_faults(faults)
     _show_hypotheses(diagnoses)
@@ -122,7 +123,7 @@ def _show_faults(faults: Sequence[FaultRecord]) -> None:
         section("Faults")
     shown: dict[str, str] = {}
     for fault in faults:
-        title = f"{fault.kind} on {fault.target}"
+        title = f"{fault.kind} on {on_target(fault.target)}"
         root = " (root cause)" if fault.root else ""
         step = f" at step {count(fault.step)}" if fault.step is not None else ""
         echo(f"  {clock(fault.at)}  {title}{step}{root}: recommends {fault.recommended_action}, attributed to {fault.attributed_to}")
@@ -150,7 +151,7 @@ def _show_hypotheses(diagnoses: Sequence[IncidentDiagnosis]) -> None:
         section("Hypotheses")
     for one in found:
         target = f", attributed to {one.attributed_to}" if one.attributed_to not in {"", "none"} else ""
-        echo(f"  {share(one.confidence):>6}  {one.kind} of {one.target}{target}")
+        echo(f"  {share(one.confidence):>6}  {one.kind} on {on_target(one.target)}{target}")
         for at, source, quote in one.evidence:
             echo(f"            {clock(at)}  {source}: {quote.splitlines()[0] if quote else NOTHING}")
         for name, symptoms in (("explains", one.explains), ("leaves unexplained", one.unexplained)):
@@ -162,11 +163,11 @@ def _show_decisions(decisions: Sequence[DecisionRecord]) -> None:
     if decisions:
         section("Decisions")
     for decision in decisions:
-        echo(f"  {clock(decision.at)}  {decision.action} by {decision.rule}, because {decision.reason}")
+        echo(f"  {clock(decision.at)}  {decision.action}: {decision.reason}")
         for one in decision.act.get("seats") or ():
             echo(f"            {seat(one)}")
         for rule, why in decision.passed_over.items():
-            echo(f"            skipped {rule}: {why}")
+            echo(f"            skipped {rule_text(rule)}: {why}")
 
 
 def _show_phases(phases: Sequence[Phase], one: Incident) -> None:
@@ -175,13 +176,12 @@ def _show_phases(phases: Sequence[Phase], one: Incident) -> None:
     section("Phases")
     for part in known.parts(phases):
         bar = "█" * round(part.share * 30)
-        term = f"({part.kind.term})" if part.kind.term else ""
-        echo(f"  {part.label:<14}{term:<5}{duration(part.seconds):>10}  {share(part.share):>6}  {bar:<30}  {part.kind.meaning}".rstrip())
+        echo(f"  {part.label:<24}{duration(part.seconds):>10}  {share(part.share):>6}  {bar:<30}  {part.kind.meaning}".rstrip())
     total = sum(max(0.0, phase.seconds) for phase in phases)
     down = sum(max(0.0, phase.seconds) for phase in phases if phase.name != ROLLBACK)
     if (rest := (one.downtime_s or 0.0) - down) > NEGLIGIBLE:
         total += rest
         echo(
-            f"  {'unknown':<19}{duration(rest):>10}  until the first new step: the script keeps its own state, and reports no phases of it"
+            f"  {'unknown':<24}{duration(rest):>10}  until the first new step: the script keeps its own state, and reports no phases of it"
         )
-    echo(f"  {'all':<19}{duration(total):>10}")
+    echo(f"  {'all':<24}{duration(total):>10}")

@@ -16,7 +16,7 @@ from holdfast.history.lease import HEARTBEAT_TIMEOUT, standby_heartbeats
 from holdfast.history.models import StandbyHeartbeat
 from holdfast.history.store import History
 from holdfast.report import cost_table, memory
-from holdfast.report.wording import count, duration, rank_count, share
+from holdfast.report.wording import count, duration, on_target, rank_count, share
 from holdfast.stored_job import recorded_cluster
 from policies.states import State
 
@@ -91,10 +91,12 @@ def _snapshots(view: JobView) -> list[tuple[str, str]]:
 
 
 def _faults(history: History, view: JobView) -> list[tuple[str, str]]:
-    facts = [("warning", f"{one.kind} on {one.target}: {one.evidence['quote']}") for one in view.warnings[-MAX_WARNINGS:]]
+    facts = [("warning", f"{one.kind} on {on_target(one.target)}: {one.evidence['quote']}") for one in view.warnings[-MAX_WARNINGS:]]
     if now := view.incident:
         action = f", action: {now.action}" if now.action else ""
-        facts += [("open", f"incident {now.number} since {duration(view.at - now.fault_at)}: {now.kind} on {now.target}{action}")]
+        facts += [
+            ("open", f"incident {now.number} since {duration(view.at - now.fault_at)}: {now.kind} on {on_target(now.target)}{action}")
+        ]
     if view.incidents:
         facts += [("incidents", f"{len(view.incidents)}; `holdfast incidents {view.job.name}` lists them")]
     if view.generation is not None:
