@@ -28,17 +28,38 @@ def test_a_worker_killed_by_any_signal_is_named_and_restarted_in_place(stage: St
     assert [step.step for step in queries.curve(stage.history, play.job.id)] == list(range(1, 81))
 
 
-def test_an_exception_that_does_not_come_again_costs_one_restart_on_other_nodes(stage: Stage) -> None:
-    """The ranks change places, so that a failure that follows the step can be told from one that stays with its node."""
-    each = "if rank == 0 and generation == 1 and step == 5: raise ValueError('a passing cloud')"
-    play = stage.play("cloud", args=["--steps", "20", "--each", each], **TWO)
+ONE_AFTER_THE_OTHER = """
+if generation == 1 and step == 4:
+    line.section('evaluation', 60.0, begin=True)
+    time.sleep(4)
+    line.section('evaluation', 60.0, begin=False)
+if generation == 1 and rank == 0 and step == 8:
+    raise ValueError('a passing cloud')
+if generation == 1 and step == 9 or generation == 2 and step == 14 + (rank == 0):
+    time.sleep(3600)
+"""
+
+
+def test_a_section_an_exception_a_hang_and_a_stopped_rank_are_told_apart(stage: Stage) -> None:
+    """One job goes through them: the section costs nothing, each of the others one restart."""
+    play = stage.play("apart", args=["--steps", "40", "--each", ONE_AFTER_THE_OTHER], **TWO, timeouts={"hang": "2s"})
+    play.steps_to(1)
+    wait_until(partial(play.saw, 2), seconds=60, explain=play.log)
+    wait_until(lambda: play.incidents()[1].outcome, seconds=60, explain=play.log)
+    play.chaos.at_step(18, lambda: play.chaos.stop(0))
     assert play.ends() == 0, play.log()
-    assert play.kinds() == ["worker-exception"]
-    first, second = queries.generations(stage.history, play.job.id)
-    assert list(first.ranks) == list(reversed(list(second.ranks)))
+    assert play.kinds() == ["worker-exception", "job-hang", "worker-stopped"], "a section longer than the hang limit is no hang"
+
+    first, second, *_ = queries.generations(stage.history, play.job.id)
+    assert list(first.ranks) == list(reversed(list(second.ranks))), (
+        "so a failure that follows the step differs from one that stays with its node"
+    )
     fault = next(one for one in queries.faults(stage.history, play.job.id) if one.root)
     assert "a passing cloud" in fault.evidence["quote"]
     assert "Traceback" in fault.evidence["detail"]
+    hang = play.incidents()[1]
+    assert hang.target.startswith("rank 1 on"), "the rank furthest behind"
+    assert "limit 2.0 s" in hang.reason
 
 
 def test_the_same_exception_at_the_same_step_on_another_node_is_the_users_error(stage: Stage) -> None:
@@ -59,32 +80,6 @@ def test_a_script_that_fails_on_all_nodes_at_once_is_stopped_without_a_retry(sta
     assert play.kinds() == ["user-error"]
     assert len(queries.generations(stage.history, play.job.id)) == 1
     assert "no_such_module" in play.reason()
-
-
-def test_a_rank_that_stands_still_is_a_hang_by_the_jobs_own_step_time(stage: Stage) -> None:
-    """The limit is some steps long, and the culprit is the rank furthest behind."""
-    each = "if rank == 1 and generation == 1 and step == 9: time.sleep(3600)\nif generation == 1 and step == 10: time.sleep(3600)"
-    play = stage.play("hang", args=["--steps", "20", "--each", each], **TWO, timeouts={"hang": "2s"})
-    assert play.ends() == 0, play.log()
-    assert play.kinds() == ["job-hang"]
-    assert play.incidents()[0].target.startswith("rank 1 on")
-    assert "limit 2.0 s" in play.incidents()[0].reason
-
-
-def test_a_declared_long_section_is_no_hang(stage: Stage) -> None:
-    """A section longer than the hang limit passes; the same silence without it would not."""
-    each = "if step == 9:\n line.section('evaluation', 60.0, begin=True)\n time.sleep(4)\n line.section('evaluation', 60.0, begin=False)"
-    play = stage.play("section", args=["--steps", "15", "--each", each], **TWO, timeouts={"hang": "2s"})
-    assert play.ends() == 0, play.log()
-    assert play.kinds() == []
-
-
-def test_a_stopped_rank_is_a_fault_after_its_grace(stage: Stage) -> None:
-    """SIGSTOP is seen by the agent, not by a time-out of the group."""
-    play = stage.play("stopped", args=["--steps", "40"], **TWO)
-    play.chaos.at_step(5, lambda: play.chaos.stop(0))
-    assert play.ends() == 0, play.log()
-    assert play.kinds() == ["worker-stopped"]
 
 
 def test_a_rank_that_is_let_go_on_within_the_grace_is_no_fault(stage: Stage) -> None:
