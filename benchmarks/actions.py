@@ -28,7 +28,7 @@ QUIET: Final = 3
 """Steps without a fault before the next one."""
 GENEROUS: Final = (
     "max_restarts_in_place: 10000\nmax_recoveries: 10000\nmax_recoveries_without_progress: 10000\n"
-    "frequent: {times: 0, processes: 0}\nflapping: {times: 0}\ncommon: {nodes: 0, share: 0}\n"
+    "recurring: {times: 0, process_times: 0}\nflapping: {times: 0}\ncorrelated: {min_nodes: 0, min_share: 0%}\n"
 )
 ENDS: Final = {"wait-for-capacity": "WAITING", "request-approval": "WAITING", "fail": "FAILED"}
 """Actions without orders, and the state that the job comes to."""

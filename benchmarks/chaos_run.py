@@ -41,7 +41,7 @@ LAST: Final = 40
 LEAST_KINDS: Final = 12
 POLICY: Final = (
     "max_restarts_in_place: 100000\nmax_recoveries: 100000\n"  # hundreds of faults an hour are not what budgets are made for
-    "frequent: {times: 0}\nflapping: {times: 0}\n"  # nor is a node that loses power every other minute to be kept
+    "recurring: {times: 0}\nflapping: {times: 0}\n"  # nor is a node that loses power every other minute to be kept
 )
 
 

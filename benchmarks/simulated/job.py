@@ -19,7 +19,7 @@ from holdfast.history import History, queries
 
 POLICY: Final = (
     "max_restarts_in_place: 100000\nmax_recoveries: 100000\nmax_recoveries_without_progress: 100000\n"
-    "frequent: {times: 0, processes: 0}\nflapping: {times: 0}\ncommon: {nodes: 0, share: 0}\n"
+    "recurring: {times: 0, process_times: 0}\nflapping: {times: 0}\ncorrelated: {min_nodes: 0, min_share: 0%}\n"
 )
 """Incident after incident must be answered like the first: no budget, and no memory of what happened before."""
 TICKS: Final = os.sysconf("SC_CLK_TCK")

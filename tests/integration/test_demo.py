@@ -18,7 +18,7 @@ def test_the_demo_breaks_a_job_three_times_and_proves_that_nothing_was_lost(pref
     """The result file holds the proof; the report is there; nothing is left running (the session's own check)."""
     result = tmp_path / "demo.json"
     ran = subprocess.run(
-        [sys.executable, "-m", "holdfast", "demo", "--json", str(result), "--no-browser"],
+        [sys.executable, "-m", "holdfast", "demo", "-o", str(result), "--no-browser"],
         env=prefect_server.environment,
         capture_output=True,
         text=True,

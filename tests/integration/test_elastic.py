@@ -34,7 +34,7 @@ def begun(play: Play) -> None:
 
 def test_without_a_spare_the_living_go_on_in_their_processes_until_the_node_is_back(stage: Stage) -> None:
     """Rank 0's node goes and comes again: nobody else starts anew, no step is lost, and the second change is no incident."""
-    play = stage.play("elastic", script=SCRIPT, args=SMALL, environment=ONE, nnodes="2:3", nproc_per_node=1)
+    play = stage.play("elastic", script=SCRIPT, args=SMALL, env=ONE, nnodes="2:3", nproc_per_node=1)
     begun(play)
     before = play.pids()
     _, node = play.chaos.power_off(0)
@@ -86,7 +86,7 @@ def test_under_torchs_own_groups_a_job_starts_again_on_fewer_nodes_and_on_more_w
         args=["1000000", str(stage.home), "gate-21"],
         nnodes="2:3",
         nproc_per_node=1,
-        environment=ONE,
+        env=ONE,
         timeouts={"hang_min": "60s"},  # a gate is no hang
     )
     play.steps_to(20)

@@ -132,8 +132,8 @@ def test_below_its_least_width_the_job_waits_until_a_node_is_back(stage: Stage) 
 
 def test_a_job_that_waits_too_long_is_given_up_with_the_reason(stage: Stage) -> None:
     """The verdict says what was tried."""
-    deadlines = {"wait_for_capacity": "1s"}
-    play = stage.play("gives-up", args=["--steps", "40"], nnodes=3, nproc_per_node=1, deadlines=deadlines)
+    timeouts = {"recovery": {"wait_for_capacity": "1s"}}
+    play = stage.play("gives-up", args=["--steps", "40"], nnodes=3, nproc_per_node=1, timeouts=timeouts)
     play.chaos.at_step(8, lambda: play.chaos.power_off(1))
     assert play.ends() == 1, play.log()
     assert mentions(play.reason(), "no recovery action")
@@ -142,13 +142,11 @@ def test_a_job_that_waits_too_long_is_given_up_with_the_reason(stage: Stage) -> 
 
 def test_a_job_that_never_steps_is_restarted_then_given_up(stage: Stage) -> None:
     """Three recoveries without a step are enough."""
-    limits = {"startup": "1s"}
     play = stage.play(
         "never",
         args=["--first", "line.mark('group', 0.0); time.sleep(3600)"],
         **TWO,
-        limits=limits,
-        timeouts={"recovery": {"restart_workers": "2s", "replace_node": "2s", "shrink_restart": "2s"}},
+        timeouts={"startup": "1s", "recovery": {"restart_workers": "2s", "replace_node": "2s", "shrink_restart": "2s"}},
         progress="steps",
     )
     assert play.ends() == 1, play.log()

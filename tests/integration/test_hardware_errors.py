@@ -59,7 +59,7 @@ def test_a_node_that_a_person_keeps_is_started_on_again_and_not_quarantined(stag
     play = stage.play("ecc-kept", args=["--steps", "12", "--each", each], nnodes=1, nproc_per_node=1)
     wait_until(lambda: approvals.pending_approvals(stage.history), seconds=60, explain=play.log)
     (asked,) = approvals.pending_approvals(stage.history)
-    command = [sys.executable, "-m", "holdfast", "approve", str(asked.number), "--deny", "--reason", "a test pattern"]
+    command = [sys.executable, "-m", "holdfast", "node", "approve", str(asked.number), "--deny", "--reason", "a test pattern"]
     subprocess.run(command, env=stage.environment, capture_output=True, check=True)
     assert play.ends() == 0, play.log()
     (incident,) = play.incidents()

@@ -203,7 +203,7 @@ def test_copies_under_torchs_own_groups_go_on_from_memory_too(stage: Stage, alon
 def test_what_is_lost_in_memory_comes_from_the_disk(stage: Stage, undisturbed: dict[str, Any]) -> None:
     """A node is lost together with the one that has its replica, then all nodes that hold anything: each time to the newest checkpoint."""
     stage.widen(RACKS)
-    play = gated(stage, "disk", 26, 46, spare=2, every=10)
+    play = gated(stage, "disk", 26, 46, spare=2, interval=10)
     play.steps_to(25)
     (node, _), survivor = replicated(play, 0), play.pids()[1]
     home = home_of(play, node)

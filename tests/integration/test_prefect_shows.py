@@ -62,7 +62,7 @@ def mailbox(prefect_server: PrefectServer) -> Iterator[Mailbox]:
     """Have all notifications sent to a mailbox while the tests of this file last."""
     with Mailbox() as box:
         threading.Thread(target=box.serve_forever, daemon=True).start()
-        notify(prefect_server, "add", "box", "-", "--all", "--no-controller-after", "10", stdin=box.address)
+        notify(prefect_server, "add", "box", "-", "--all", "--no-controller-after", "10s", stdin=box.address)
         yield box
         notify(prefect_server, "remove", "box")
         box.shutdown()

@@ -84,7 +84,7 @@ def test_who_does_not_come_and_who_comes_to_the_wrong_place_are_named_and_replac
 def test_a_slow_rank_is_moved_if_that_pays_and_one_with_a_flipped_bit_is_replaced(stage: Stage) -> None:
     """The slow one moves to a spare node, and the sum is on record; a rank whose parameters differ from its copies' leaves its node."""
     stage.widen({f"node-{number}": f"rack-{number}" for number in range(5)})
-    play = begun(stage, "copies", **THREE, spare_nodes=2, hot_spares=0, checks={"copies": 16, "straggler": "auto"})
+    play = begun(stage, "copies", **THREE, spare_nodes=2, hot_spares=0, checks={"replicas": 16, "straggler": "auto"})
     slowly = nodes_of(play)[1]
     trouble(play, 1, "slow = 0.08")
     slow = the_fault(play, "straggler-gpu")

@@ -86,7 +86,7 @@ def test_a_node_with_a_fault_of_its_own_stays_out_until_a_person_takes_it_back(s
     """A person lets it go, as the job has no other: the job waits for capacity though the agent would answer, and says why."""
     play = off_the_bus(stage, tmp_path, "off-bus")
     (asked,) = approvals.pending_approvals(stage.history)
-    command = [sys.executable, "-m", "holdfast", "approve", str(asked.number), "--reason", "swap it"]
+    command = [sys.executable, "-m", "holdfast", "node", "approve", str(asked.number), "--reason", "swap it"]
     said = subprocess.run(command, env=stage.environment, capture_output=True, text=True, check=True).stdout
     assert re.match(rf"approval {asked.number} of job off-bus .*\bisolate node-0 by \S+@\S+: swap it\n", said)
     wait_until(lambda: re.search(r"node-0 is (taken out|quarantined) by job off-bus", play.reason()), seconds=30, explain=play.log)

@@ -115,7 +115,7 @@ def test_a_job_asks_for_nodes_recovers_on_them_is_put_back_into_the_queue_and_le
     assert f"Slurm job {number} has " in holdfast(stage, "status", "plain")
     cluster = stage.home / "cluster.json"
     cluster.write_text(json.dumps(stage.described()))
-    seen = json.loads(holdfast(stage, "nodes", str(cluster), "--json"))["nodes"]
+    seen = json.loads(holdfast(stage, "node", "ls", "--cluster", str(cluster), "--json"))["nodes"]
     mine = newest(play).ranks
     assert {one["name"]: one["allocation"] for one in seen} == {name: number if name in mine else None for name in stage.slurm.names}
     play.chaos.kill(1)

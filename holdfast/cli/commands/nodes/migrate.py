@@ -40,7 +40,7 @@ def migrate(  # noqa: PLR0913 (as many as the command has options)
             elif not as_json:
                 hint(f"{describe(facts)}: not moved, {outcome}" if done is False else outcome)
     if as_json:
-        echo_json({"job": row.name, "id": row.id, "moves": moves})
+        echo_json({"job": row.name, "id": row.id, "migrations": moves})
     return 0 if all(one["moved"] for one in moves) else NOT_MOVED
 
 
