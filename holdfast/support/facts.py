@@ -97,7 +97,7 @@ def _disk(folder: Path) -> dict[str, Any]:
 
 def health() -> Any:  # noqa: ANN401 (any JSON)
     """Return the output of `holdfast node check --local`, run in its own process because a hanging driver may block it."""
-    command = [sys.executable, "-m", "holdfast", "health", "--local", "--json", "--deadline", "5"]
+    command = [sys.executable, "-m", "holdfast", "node", "check", "--local", "--json", "--timeout", "5s"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HEALTH_SECONDS, check=False, stdin=subprocess.DEVNULL)
     return json.loads(done.stdout)
 

@@ -114,9 +114,9 @@ def test_a_survey_of_hosts_shows_what_runs_there_now(rack: Rack, holdfast: Comma
     """Only on request: to log in everywhere takes time. A host that is down is off, with the reason."""
     name = cluster_file(rack, tmp_path, directory="hf")
     holdfast("node", "bootstrap", "--cluster", name)
-    assert [one["status"] for one in json.loads(holdfast("nodes", name, "--json").stdout)["nodes"]] == [None] * 3
+    assert [one["status"] for one in json.loads(holdfast("node", "ls", "--cluster", name, "--json").stdout)["nodes"]] == [None] * 3
     rack[2].server.stop()
-    looked = json.loads(holdfast("nodes", name, "--now", "--json").stdout)["nodes"]
+    looked = json.loads(holdfast("node", "ls", "--cluster", name, "--now", "--json").stdout)["nodes"]
     rack[2].server.start()
     assert [(one["name"], one["status"]) for one in looked] == [("n0", "idle"), ("n1", "idle"), ("n2", "off")]
     assert "refused" in looked[2]["why"]
@@ -188,9 +188,9 @@ def test_a_failed_installation_is_reported_with_a_cure(rack: Rack, holdfast: Com
     (tmp_path / "local.yaml").write_text("kind: local\n")
     name = cluster_file(rack, tmp_path)
     for words, why in (
-        ([name, "--wheel", "torn.whl"], "it is no wheel of `holdfast_node`"),
-        ([name, "n0,n7"], "has no node 'n7'"),
-        (["local.yaml"], "of kind local"),
+        (["--cluster", name, "--wheel", "torn.whl"], "it is no wheel of `holdfast_node`"),
+        (["--cluster", name, "n0", "n7"], "has no node 'n7'"),
+        (["--cluster", "local.yaml"], "of kind local"),
     ):
         done = holdfast("node", "bootstrap", *words)
         assert done.returncode == 2

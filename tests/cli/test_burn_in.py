@@ -28,7 +28,7 @@ SMALL = (
 )
 PLACE = CordonTable(cluster="small", names=["node-0", "node-1"], rules=Rules())
 OF_SMALL = ("--cluster", "cluster.yaml")
-QUICK = (*OF_SMALL, "--seconds", "0.05")
+QUICK = (*OF_SMALL, "--for", "50ms")
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_an_interrupted_burn_in_leaves_nothing_open(here: Command, book: History
 
 REFUSED = {
     "a node that is not there": (("nod-1",), "has no node 'nod-1'. It has node-1"),
-    "no time": (("node-1", "--seconds", "0"), "0<x<=604800"),
+    "no time": (("node-1", "--for", "0s"), "not a duration above zero"),
     "no node": ((), "Missing argument 'NODE...'"),
 }
 

@@ -19,9 +19,9 @@ TEAMS = f"https://prod-1.westus.logic.azure.com:443/workflows/{'6' * 32}/trigger
     [
         (("add", "ops"), "Missing argument 'ADDRESS'"),
         (("add", "Ops Team", "http://a"), "use lowercase letters, digits and dashes"),
-        (("add", "ops", "http://a", "--no-controller-after", "5"), "0, or at least 10"),
+        (("add", "ops", "http://a", "--no-controller-after", "5s"), "0, or at least 10"),
         (("add", "ops", "http://a"), "set PREFECT_API_URL"),
-        (("list",), "set PREFECT_API_URL"),
+        (("ls",), "set PREFECT_API_URL"),
         (("test", "ops"), "set PREFECT_API_URL"),
     ],
 )

@@ -107,9 +107,8 @@ def test_explain_shows_rule_and_end_of_each_attempt(here: Command, running: Auth
     text = here("policy", "explain", "4", "--job", "gpt-small").stdout
     for words in (
         "replace-node",
-        "ReplaceNode(on_secondary=True)",
-        "LeaveWhenRecurring: too often, the node is replaced",
-        "RestartWorkers: n0 cannot hold ranks",
+        "too often, the node is replaced",
+        "n0 cannot hold ranks",
         "/where/mine.yaml",
     ):
         assert words in text

@@ -64,7 +64,7 @@ def mailbox(prefect_server: PrefectServer) -> Iterator[Mailbox]:
         threading.Thread(target=box.serve_forever, daemon=True).start()
         notify(prefect_server, "add", "box", "-", "--all", "--no-controller-after", "10s", stdin=box.address)
         yield box
-        notify(prefect_server, "remove", "box")
+        notify(prefect_server, "rm", "box")
         box.shutdown()
 
 
@@ -122,7 +122,7 @@ def test_a_run_shows_its_name_page_incidents_and_events(stage: Stage, prefect_se
     incident = artifact(prefect_server, "shown-incident-1")
     assert incident["flow_run_id"] == run["id"]
     assert mentions(incident["description"], "Incident 1", "rank 1 on node-1", "SIGKILL", "recovered")
-    for words in ("worker-sigkill", "restart-workers", "restart 1 of 3 within 3600 s", "reschedule (T1)", link):
+    for words in ("worker-sigkill", "restart-workers", "restart 1 of 3 within 3600 s", "T1 reschedule", link):
         assert words in incident["data"]
     progress = artifact(prefect_server, "shown-progress")
     assert (progress["flow_run_id"], progress["data"]) == (run["id"], 100.0)
@@ -153,7 +153,7 @@ def test_a_run_shows_its_name_page_incidents_and_events(stage: Stage, prefect_se
     assert mentions(over["subject"], "[stage/shown]", "incident 1", "rank 1 on node-1", "SIGKILL", "recovered")
     assert (over["cluster"], over["link"], bool(over["host"])) == ("stage", link, True)
     assert (ended["state"], ended["subject"]) == ("ended", "[stage/shown] completed")
-    listed = notify(prefect_server, "list")
+    listed = notify(prefect_server, "ls")
     assert one_line_mentions(listed, "box", "Webhook", "all", "10.0 s", "yes")
 
 

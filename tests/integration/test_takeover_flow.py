@@ -201,7 +201,7 @@ def test_ranks_whose_node_refused_them_are_placed_anew_with_the_one_it_refused_t
 
 def moved(play: Play, *what: str) -> tuple[int, dict[str, Any]]:
     """Ask for a planned move as a person does; return the exit status and what was told."""
-    words = [sys.executable, "-m", "holdfast", "node", "migrate", play.name, *what, "--timeout", "30", "--json"]
+    words = [sys.executable, "-m", "holdfast", "node", "migrate", play.name, *what, "--timeout", "30s", "--json"]
     done = subprocess.run(words, env=play.stage.environment, capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout, done.stderr
     (told,) = json.loads(done.stdout)["migrations"]

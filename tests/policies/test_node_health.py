@@ -162,7 +162,7 @@ def test_the_end_of_a_fault_is_reported() -> None:
     told = list(story(a_node(ssh=False), *[WELL] * CLEAN))
     change = health_change(told[-2], told[-1])
     assert change is not None
-    assert mentions(change.words, "n0", "degraded -> ok", "service-down")
+    assert mentions(change.words, "n0", "degraded -> healthy", "service-down")
     assert [one.kind for one in change.over] == ["service-down"]
 
 

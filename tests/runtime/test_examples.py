@@ -69,7 +69,7 @@ def test_a_script_without_holdfast_resumes_from_its_own_checkpoint_under_torchru
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     aborted_at_the_end = "terminate called without an active exception" in ended.stderr  # torch's own: runtime/threads.py says why
     assert ended.returncode == 0 or aborted_at_the_end, ended.stderr
-    assert mentions(ended.stdout, "rank 0", "step 20")
+    assert "rank 0: resumed after step 20" in ended.stdout  # lines of two ranks may run into each other
     assert names(tmp_path) == ["plain_ddp.pt"]
 
 

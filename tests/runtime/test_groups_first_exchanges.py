@@ -85,7 +85,7 @@ def test_a_number_that_rank_0_drew_stays_what_it_was(job: Job) -> None:
     ended = flow.finish()
     assert ended.status == [0] * RANKS, flow.logs()
     assert ended.told[0]["number"] == ended.told[1]["number"] == ended.told[2]["number"]
-    assert mentions(flow.of("regrouped", 0)[-1]["differs"], "'broadcast!/(2,)float32'")
+    assert any("'broadcast!/(2,)float32'" in one for one in flow.of("regrouped", 0)[-1]["differs"])
 
 
 def test_parameters_that_are_not_on_record_are_restored_by_the_session(job: Job) -> None:
