@@ -9,6 +9,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,14 +65,13 @@ def prefect_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "prefect.db"
 
 
-@pytest.fixture(scope="session")
-def prefect_server(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) -> Iterator[PrefectServer]:
-    """Have one Prefect server for all workers: what a test asks of it names the test's own jobs, clusters and deployments."""
-    place = run_folder(tmp_path_factory) / "prefect"
+@contextmanager
+def prefect_server_in(place: Path, places: pytest.TempPathFactory, database: Path) -> Iterator[PrefectServer]:
+    """Have a Prefect server with its files in *place*; all who name the same place share it."""
     place.mkdir(exist_ok=True)
     with locked(place / "made"):
         if not (place / "port").exists():
-            shutil.copy(prefect_database, place)
+            shutil.copy(database, place)
             (place / "port").write_text(str(free_port()))
     port = (place / "port").read_text()
     url = f"http://127.0.0.1:{port}/api"
@@ -87,11 +87,18 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory, prefect_database: P
     environment = own | {
         "HOLDFAST_MEMSTORE_ROOT": os.environ["HOLDFAST_MEMSTORE_ROOT"],
         "HOLDFAST_KERNEL_LOG": os.environ["HOLDFAST_KERNEL_LOG"],
-        "HOLDFAST_HOME": str(tmp_path_factory.mktemp("h")),
+        "HOLDFAST_HOME": str(places.mktemp("h")),
     }
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", port]
     with shared_server(place, command, own, lambda: answers(url), START_SECONDS):
         yield PrefectServer(url=url, environment=environment)
+
+
+@pytest.fixture(scope="session")
+def prefect_server(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) -> Iterator[PrefectServer]:
+    """Have one Prefect server for all workers: what a test asks of it names the test's own jobs, clusters and deployments."""
+    with prefect_server_in(run_folder(tmp_path_factory) / "prefect", tmp_path_factory, prefect_database) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

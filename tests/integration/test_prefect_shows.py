@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.conftest import PrefectServer
+from tests.integration.conftest import PrefectServer, prefect_server_in
+from tests.integration.flow_server import Flows
 from tests.integration.prefect_api import ask
 from tests.integration.stage import Play, Stage
 from tests.mentions import mentions, one_line_mentions
@@ -55,6 +57,21 @@ class Mailbox(http.server.ThreadingHTTPServer):
 def heartbeats(stage: Stage) -> None:
     """Have heartbeats come often enough for an alert after ten seconds without one."""
     stage.environment["HOLDFAST_CONTROLLER_HEARTBEAT"] = "2"
+
+
+@pytest.fixture(scope="module")
+def prefect_server(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) -> Iterator[PrefectServer]:
+    """Have a server for these tests alone: a flow that other tests kill can lock the database longer than an alert may take."""
+    with prefect_server_in(tmp_path_factory.mktemp("server"), tmp_path_factory, prefect_database) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def flows(prefect_server: PrefectServer) -> Iterator[Flows]:
+    """Give what starts flows that talk to that server."""
+    flows = Flows(prefect_server.environment)
+    yield flows
+    flows.close()
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from holdfast.spec import checks, load_job
-from tests.mentions import mentions
 from tests.runtime.agent_double import AgentDouble
 from tests.runtime.damage import names
 from tests.runtime.ranks import ROOT, Ranks
