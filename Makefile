@@ -11,7 +11,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 # Most tests wait for processes, so there are more workers than cores; tests/scheduling.py says who runs what, the longest first.
-PARALLEL ?= --numprocesses=4
+PARALLEL ?= --numprocesses=3
 BENCHMARKS ?= restart takeover overhead progress detection checkpoint handling
 
 # -qq: pip tells errors, not warnings about places that it looked at. The constraints hold for what builds the package too.

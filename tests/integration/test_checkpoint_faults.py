@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,8 @@ def flip(checkpoint: Path) -> None:
 
 def test_a_flipped_bit_in_the_newest_checkpoint_sends_the_job_to_the_one_before(stage: Stage, alone: Callable[..., None]) -> None:
     """`torch.load` would take it without a word; the job ends with the parameters of an undisturbed run all the same, to the bit."""
-    nodes, folder = {"nnodes": 2, "nproc_per_node": 1}, stage.home / "ckpt"
+    nodes: dict[str, Any] = {"nnodes": 2, "nproc_per_node": 1}
+    folder = stage.home / "ckpt"
     plan = {
         "interval": 5,
         "keep": 4,
@@ -61,7 +63,7 @@ def test_a_flipped_bit_in_the_newest_checkpoint_sends_the_job_to_the_one_before(
     args = ["--steps", "40", "--stock-groups", *SMALL]  # with managed groups no checkpoint would be needed
     results = [stage.home / "flipped.json", stage.home / "calm.json"]
     given = [*args, "--result", str(results[0])]
-    play = stage.play("flipped", script=SCRIPT, args=given, nodes=nodes, checkpoint=plan, env={"OMP_NUM_THREADS": "1"})
+    play = stage.play("flipped", script=SCRIPT, args=given, **nodes, checkpoint=plan, env={"OMP_NUM_THREADS": "1"})
     play.steps_to(12)
     play.chaos.stop(1)  # no further one is begun, but the one in work may come to its end
     flipped = dict[int, Path]()

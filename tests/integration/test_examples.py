@@ -31,7 +31,7 @@ def test_an_example_with_long_pauses_reports_no_fault(stage: Stage, path: Path) 
     """50 median steps on one rank, then 100 on all: a job that reports its steps says so in its history, and nothing is done about it."""
     name = path.stem.replace("_", "-")
     play = stage.play(name, **described(path))
-    assert play.ends() == 0, play.log()
+    assert play.ends(250) == 0, play.log()
     assert (play.state(), play.kinds()) == ("COMPLETED", []), play.log()
     for words in ("rank 0 pauses after 12 steps", "rank 0 pauses after 18 steps", "rank 1 pauses after 18 steps"):
         assert words in play.log()

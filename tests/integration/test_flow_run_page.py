@@ -34,7 +34,7 @@ def stopped(play: Play) -> None:
 
 def test_an_incident_reads_from_launch_to_monitor_with_who_what_and_how_long(stage: Stage, prefect_server: PrefectServer) -> None:
     """A hot spare replaces a killed rank: each step is one task run with a message, follows the one before, and nothing else is shown."""
-    play = begun(stage, "story", nodes=SPARE)
+    play = begun(stage, "story", **SPARE)
     stands_by(play)
     play.chaos.kill(1)
     recovered(play)
