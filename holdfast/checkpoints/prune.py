@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,18 +51,16 @@ def plan_prune(directory: Path, keep: int, invalidated: InvalidatedSteps) -> Pru
     return PrunePlan(keep=tuple(kept), delete=tuple(delete), left=tuple(left))
 
 
-def delete_checkpoints(directory: Path, checkpoints: Sequence[StoredCheckpoint]) -> list[StoredCheckpoint]:
+def delete_checkpoints(checkpoints: Sequence[StoredCheckpoint]) -> list[StoredCheckpoint]:
     """Delete *checkpoints*, oldest first; return those that are gone. Raise `NotWritable` for the first one that cannot be deleted.
 
-    Each is renamed first, so that an interruption leaves no torn checkpoint: what remains is removed when the job starts a generation.
+    An interruption leaves no torn checkpoint: what remains of one is removed when the job starts a generation.
     """
     gone = list[StoredCheckpoint]()
     for one in reversed(checkpoints):
         assert one.manifest is not None, "a complete checkpoint has a manifest"
-        away = manifest.staging_folder(directory, one.step, "removing", one.manifest.generation)
         try:
-            one.path.rename(away)
-            shutil.rmtree(away)
+            manifest.remove(one.path, one.manifest.generation)
         except FileNotFoundError:  # the job has deleted it meanwhile
             continue
         except OSError as error:

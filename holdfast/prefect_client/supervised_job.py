@@ -64,6 +64,9 @@ class SupervisedJob:
     def __init__(self, spec: TrainingJob, *, standby: bool) -> None:
         self.previous: PrefectState[Any] | None = None
         """State of the previous task run, which the next one follows in the graph."""
+        self.results: list[PrefectState[Any]] = []
+        """What the tasks returned. Prefect finds the origin of an object by its address, and would draw an arrow from the task that
+        returned whatever was at that address before: so none of them is freed."""
         self.failure: PrefectState | None = None
         """The flow's final state if an error ended it."""
         self._spec, self._standby = spec, standby
@@ -193,7 +196,8 @@ def job_task(name: str, title: Title) -> Callable[[Work], JobTask]:
             if context is not None:  # the server gets the new name with the run's next state
                 context.task_run.name = title(run.controller, transition, time.monotonic() - started)
             state_name = STATE_NAMES.get(transition.event, transition.event.capitalize())
-            return Completed(name=state_name, message=transition.reason, data=transition)
+            run.results.append(Completed(name=state_name, message=transition.reason, data=transition))
+            return run.results[-1]
 
         @wraps(work)
         def follow(run: SupervisedJob) -> Transition | None:

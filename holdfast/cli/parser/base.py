@@ -289,6 +289,16 @@ job_argument = click.argument("job", shell_complete=jobs)
 optional_job = click.argument("job", required=False, shell_complete=jobs)
 nodes_argument = click.argument("nodes", nargs=-1, required=True, metavar="NODE...", callback=node_names, shell_complete=some_names)
 some_nodes = click.argument("nodes", nargs=-1, metavar="[NODE]...", callback=node_names, shell_complete=some_names)
+
+
+def node_option(meaning: str) -> Callable[[Any], Any]:
+    """Declare the option `--node`, which may be given several times and names nodes or ranges of them."""
+    return click.option(
+        "--node", "nodes", multiple=True, callback=node_names, shell_complete=some_names, metavar="NODE",
+        help=f"{meaning}; ranges such as `gpu[1-4]` too.",
+    )  # fmt: skip
+
+
 incident_argument = click.argument("incident", shell_complete=completes("incidents"))
 incident_job = click.option("--job", metavar="JOB", shell_complete=jobs, help="Job of the incident; default: the newest job.")
 picture = click.option(

@@ -17,7 +17,7 @@ from holdfast.cli.parser.base import (
     from_one,
     job_argument,
     jobs,
-    node_names,
+    node_option,
     nodes_argument,
     of_cluster,
     some_names,
@@ -221,15 +221,7 @@ def migrate() -> None:
 )
 @click.argument("number", type=from_one, required=False)
 @click.option("--deny", is_flag=True, help="Deny it: the nodes stay in service.")
-@click.option(
-    "--node",
-    "nodes",
-    multiple=True,
-    callback=node_names,
-    shell_complete=some_names,
-    metavar="NODE",
-    help="Isolate only this one; ranges such as `gpu[1-4]` too.",
-)
+@node_option("Isolate only this one")
 @click.option("--reason", default="", metavar="TEXT", help="Why: it is recorded with the answer.")
 def approve() -> None:
     """Approve or deny the isolation of nodes.

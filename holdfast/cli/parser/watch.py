@@ -15,10 +15,9 @@ from holdfast.cli.parser.base import (
     from_zero,
     incident_argument,
     incident_job,
-    node_names,
+    node_option,
     optional_job,
     since_option,
-    some_names,
 )
 
 
@@ -52,15 +51,7 @@ def status() -> None:
     metavar="RANKS",
     help="Only these ranks, such as `3`, `0,2` or `0-3`.",
 )
-@click.option(
-    "--node",
-    "nodes",
-    multiple=True,
-    callback=node_names,
-    shell_complete=some_names,
-    metavar="NODE",
-    help="All logs on this node, also of ranks that have left it; ranges such as `gpu[1-4]` too.",
-)
+@node_option("All logs on this node, also of ranks that have left it")
 @click.option("--lines", "-n", type=from_zero, default=20, show_default=True, metavar="N", help="Last lines of each log.")
 @click.option("--follow", "-f", is_flag=True, help="Print new lines until the job ends.")
 @click.option("--prefix", is_flag=True, help="Begin each line with its rank and node.")

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -123,6 +124,13 @@ def folder_of(directory: Path, step: int) -> Path:
 def staging_folder(directory: Path, step: int, what: Literal["partial", "removing"], generation: int) -> Path:
     """Return the hidden folder in which the checkpoint of *step* is written, or from which it is removed."""
     return directory / f".step-{step:08d}.{what}-{generation}"
+
+
+def remove(folder: Path, generation: int) -> None:
+    """Remove a checkpoint. It is renamed first, so that a kill in the middle leaves no torn checkpoint. Raise `OSError` if it cannot be."""
+    away = staging_folder(folder.parent, step_of(folder), "removing", generation)
+    folder.rename(away)
+    shutil.rmtree(away)
 
 
 def candidates(directory: Path) -> list[Path]:

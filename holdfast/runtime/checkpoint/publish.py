@@ -55,9 +55,7 @@ def retire(directory: Path, keep: int, generation: int, *, unusable: Collection[
     with suppress(OSError):
         complete = [path for path in manifest.candidates(directory) if path not in unusable and manifest.looks_complete(path)]
         for path in complete[keep:]:
-            away = manifest.staging_folder(directory, manifest.step_of(path), "removing", generation)
-            path.rename(away)  # first, so that a kill in the middle leaves no torn checkpoint
-            shutil.rmtree(away)
+            manifest.remove(path, generation)
 
 
 def clear(directory: Path, below: int, *, before: int | None = None) -> None:

@@ -58,7 +58,7 @@ def prune(job: str, *, keep: int, yes: bool, as_json: bool) -> int:
                 hint("Nothing was deleted.")
                 return 0
             _refuse_in_use(history, row)  # the job may have failed while the question was open
-        gone = delete_checkpoints(directory, found.delete)
+        gone = delete_checkpoints(found.delete)
     if as_json:
         echo_json(_record(row, found, gone))
     elif gone:
