@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-"""CUDA's variable for the GPUs of a process; empty in the `environment` of a job, it means that its ranks need none."""
+"""CUDA's variable for the GPUs of a process; empty in the `env` of a job, it means that its ranks need none."""
 NONE: Final = frozenset({"-1", "none", "void", "NoDevFiles"})
 """Values that mean no GPU."""
 DEVICES: Final = Path("/dev")

@@ -25,7 +25,7 @@ class CordonKind(StrEnum):
 
 TESTABLE: Final = frozenset({CordonKind.QUARANTINE, CordonKind.UNTESTED})
 PROGRAMS: Final = frozenset({CordonKind.DOUBT, CordonKind.QUARANTINE, CordonKind.UNTESTED, CordonKind.RETIREMENT})
-"""Kinds that a person's `readmit` lifts; the cordon of another person is not among them."""
+"""Kinds that `holdfast node return` lifts; the cordon of another person is not among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

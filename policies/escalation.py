@@ -57,7 +57,7 @@ class StopWithoutProgress:
     """The policy may replace nodes."""
 
     def __call__(self, case: Case) -> Decision | Pass:
-        """Apply if the newest *fruitless* recoveries made no progress, and a lost node is not the reason."""
+        """Apply if the newest `max_recoveries_without_progress` recoveries made no progress, and a lost node is not the reason."""
         if case.diagnosis.root.kind == NOT_ENDING.id and any(one.kind == NOT_ENDING.id for one in case.past):
             reason = f"{case.reason}; it happened before: all ranks were restarted for it, and another restart would not end them"
             return Decision(action=RecoveryAction.FAIL, reason=reason)

@@ -167,7 +167,7 @@ def test_what_is_filled_in_becomes_the_job_that_was_meant() -> None:
         ({"script": "/data/train.py 'open"}, 'script: "/data/train.py \'open" cannot be split into words: no closing quotation'),
         ({"name": "Bad Name"}, "name: 'Bad Name' is not a name of lowercase letters, digits and dashes"),
         ({"advanced": {"checkpoint": {"keep": 1}}}, "advanced.checkpoint.keep: 1 is not greater than or equal to 2"),
-        ({"advanced": {"min_nodes": 3}}, "nnodes: the minimum (3) is above the maximum (1)"),
+        ({"advanced": {"min_nodes": 3}}, "advanced.min_nodes: 3 is more than `nnodes`, 1. Lower it, or raise `nnodes`"),
         ({"advanced": {"nodes": 3}}, "advanced.nodes: unknown field"),
         ({"nnodes": 0}, "nnodes: 0 is not a number of nodes"),
     ],

@@ -369,8 +369,8 @@ def _generation(worker: Worker, named: int | None) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forwarded:
-    """A message for the controller."""
+class CommonFields:
+    """What every message for the controller may have."""
 
     generation: Count | None = None
     step: Count | None = None
@@ -378,10 +378,16 @@ class Forwarded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timed(Forwarded):
-    """The same with the seconds that it took."""
+class Forwarded(CommonFields):
+    """A message for the controller, with the seconds that it took."""
 
     seconds: Seconds | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed(Forwarded):
+    """The same with the bytes that were moved."""
+
     bytes: Count | None = None
     bandwidth: Number | None = None
 
@@ -394,7 +400,7 @@ class Broken(Forwarded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Regrouped(Forwarded):
+class Regrouped(CommonFields):
     """How a process came into a generation without a restart."""
 
     seconds: Durations | None = None

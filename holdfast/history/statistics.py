@@ -19,6 +19,7 @@ from sqlmodel import Session, col, select
 from holdfast.history.models import Checkpoint, FaultRecord, Generation, Incident, Job, JobTransition, Lease, Phase, StepRecord
 from holdfast.history.queries import TERMINAL
 from holdfast.history.store import History
+from policies.case import IN_PROCESS
 
 RUNS: Final = 5
 """Newest runs of a job that represent its present costs."""
@@ -30,7 +31,6 @@ USER_ERROR: Final = "user-error"
 """Level of faults of the user's script, which say nothing about the nodes."""
 NO_FAULT: Final = frozenset({"passed", "stopped"})
 """Outcomes of incidents that interrupted nothing, or that a person ended."""
-IN_PROCESS: Final = frozenset({"retry-step", "replace-ranks"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

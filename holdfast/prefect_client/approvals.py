@@ -40,7 +40,7 @@ NODES: Final = "Which of them to isolate; the others stay."
 class Approval(RunInput):
     """The form in the UI."""
 
-    answer: Literal["approve", "refuse"] = Field("refuse", description="Approve: the nodes below are isolated. Refuse: all of them stay.")
+    answer: Literal["approve", "deny"] = Field("deny", description="Approve: the nodes below are isolated. Deny: all of them stay.")
     nodes: list[str] = Field(default=[], description=NODES)
     by: str = Field("", description="Who you are.")
     reason: str = Field("", description="Why.")

@@ -64,9 +64,9 @@ class SupervisedJob:
     def __init__(self, spec: TrainingJob, *, standby: bool) -> None:
         self.previous: PrefectState[Any] | None = None
         """State of the previous task run, which the next one follows in the graph."""
-        self.results: list[PrefectState[Any]] = []
-        """What the tasks returned. Prefect finds the origin of an object by its address, and would draw an arrow from the task that
-        returned whatever was at that address before: so none of them is freed."""
+        self.transition: Transition | None = None
+        """What the running task decided. It is no result of the task in Prefect, which finds the origin of a result by its address and
+        would draw arrows to other tasks from whatever is at that address later."""
         self.failure: PrefectState | None = None
         """The flow's final state if an error ended it."""
         self._spec, self._standby = spec, standby
@@ -186,7 +186,7 @@ def job_task(name: str, title: Title) -> Callable[[Work], JobTask]:
 
     def decorate(work: Work) -> JobTask:
         @task(name=name, task_run_name=name, cache_policy=NO_CACHE, retries=0, persist_result=False, description=work.__doc__)
-        def run_task(run: SupervisedJob) -> PrefectState[Transition | None]:
+        def run_task(run: SupervisedJob) -> PrefectState[None]:
             started = time.monotonic()
             try:
                 transition = work(run.controller)
@@ -196,19 +196,22 @@ def job_task(name: str, title: Title) -> Callable[[Work], JobTask]:
             if context is not None:  # the server gets the new name with the run's next state
                 context.task_run.name = title(run.controller, transition, time.monotonic() - started)
             state_name = STATE_NAMES.get(transition.event, transition.event.capitalize())
-            run.results.append(Completed(name=state_name, message=transition.reason, data=transition))
-            return run.results[-1]
+            run.transition = transition
+            return Completed(name=state_name, message=transition.reason)
 
         @wraps(work)
         def follow(run: SupervisedJob) -> Transition | None:
+            run.transition = None
             if not _is_shown(run.controller):
-                return cast("Transition | None", run_task.fn(run).data)
+                run_task.fn(run)
+                return run.transition
             try:
                 state = run_task(run, wait_for=None if run.previous is None else [run.previous], return_state=True)
             except Pause:  # Prefect raises it instead of starting a task in a suspended flow run
                 return Transition(Event.SUSPEND_ASKED, run.note_suspended())
             run.previous = cast("PrefectState[Any]", state)
-            return cast("Transition | None", state.result())
+            state.result()  # raises what the task raised
+            return run.transition
 
         return cast("JobTask", follow)
 

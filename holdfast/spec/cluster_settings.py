@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Literal
 
-from annotated_types import Gt, Le
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictInt
 from pydantic_core import PydanticCustomError
 
 from detectors.catalogue import AREAS
 from holdfast.spec.job import NonEmptyText, SpecModel
 from holdfast.spec.names import contradiction, expand_names
-from holdfast.spec.units import Duration, Percent, PositiveDuration, Size, SizeOrZero, duration_field, size_field
+from holdfast.spec.units import Duration, Percent, PositiveDuration, Size, SizeOrZero, duration_field, percent_bounds, size_field
 from policies.burn_in import BurnInThresholds
 from policies.cordons import Rules
 from policies.maintenance import MaintenanceWindow
@@ -25,7 +24,7 @@ from policies.maintenance import MaintenanceWindow
 class Quarantine(SpecModel):
     """When a node is taken out of service, for how long, and how many at most. The same for all jobs of the cluster."""
 
-    max_unavailable: Annotated[Percent, Gt(0)] = Field(
+    max_unavailable: Annotated[Percent, percent_bounds()] = Field(
         default=0.25,
         json_schema_extra={"default": "25%"},
         description="Share of the cluster's nodes that may be out of service before programs isolate no further one; one node "
@@ -105,7 +104,7 @@ class BurnInSettings(SpecModel):
     """How nodes are tested before jobs use them: after a quarantine, by hand, and before a launch."""
 
     duration: PositiveDuration = duration_field("60s", description="Duration of a burn-in on a node, all checks but the network.")
-    memory: Annotated[Percent, Gt(0), Le(0.9)] = Field(
+    memory: Annotated[Percent, percent_bounds(most=0.9)] = Field(
         default=0.25, json_schema_extra={"default": "25%"}, description="Share of the free memory that is tested."
     )
     max_memory: Size = size_field("64GB", description="Maximum memory that is tested on a node.")

@@ -52,13 +52,23 @@ def job_of(fields: Mapping[str, Any], advanced: Mapping[str, Any]) -> TrainingJo
     try:
         program = _program(fields["script"], fields["args"], fields["workdir"])
         given = {name: value for name, value in advanced.items() if name != MIN_NODES and (name, value) != ("nproc_per_node", None)}
-        nnodes = fields["nnodes"] if advanced.get(MIN_NODES) is None else f"{advanced[MIN_NODES]}:{fields['nnodes']}"
+        nnodes = _nnodes(fields["nnodes"], advanced.get(MIN_NODES))
         job = TrainingJob.model_validate(
             {"nproc_per_node": fields["nproc_per_node"], **given, "nnodes": nnodes, "name": fields["name"], **program}
         )
     except ValidationError as error:
         raise BadParameters(tuple(as_form_problems(problems_in(error, TrainingJob)))) from None
     return job.model_copy(update={"policy": str(job.inside(job.policy))}) if is_policy_file(job.policy) else job
+
+
+def _nnodes(most: Any, least: Any) -> Any:  # noqa: ANN401 (values of the form, not validated yet)
+    """Return the field `nnodes` of the job; raise `BadParameters` if there are fewer nodes than their minimum."""
+    if least is None:
+        return most
+    if isinstance(least, int) and isinstance(most, int) and least > most:
+        reason = f"{least} is more than `nnodes`, {most}"
+        raise BadParameters((Problem(field=f"advanced.{MIN_NODES}", reason=reason, cure="Lower it, or raise `nnodes`"),))
+    return f"{least}:{most}"
 
 
 def parameters_of(job: TrainingJob, cluster: Any = None, *, standby: bool = False) -> Schema:  # noqa: ANN401 (a cluster, its fields, its name)

@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from annotated_types import Gt
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from holdfast import paths
 from holdfast.errors import Problem
-from holdfast.spec.units import Duration, Percent, PositiveDuration, Size, duration_field
+from holdfast.spec.units import Duration, Percent, PositiveDuration, Size, duration_field, percent_bounds
 
 MODULE: Final = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
 NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
@@ -137,7 +136,7 @@ class MemoryPlan(SpecModel):
     """In-memory snapshots: copies of the state, taken while training runs, so that a fault costs a step and not all since a checkpoint."""
 
     interval: StrictInt = Field(default=1, ge=0, description="Steps between two in-memory snapshots; 0 takes none.")
-    max_overhead: Annotated[Percent, Gt(0)] = Field(
+    max_overhead: Annotated[Percent, percent_bounds()] = Field(
         default=0.01,
         description="Share of the training time that snapshots may cost, measured against steps without one, before they become rarer, "
         "e.g. `1%`.",
@@ -385,7 +384,7 @@ class TrainingJob(SpecModel):
 
     @property
     def ranks_per_node(self) -> int:
-        """Return the number of ranks on each node; `holdfast.control.nodes.nproc` has counted it by then, where it is not a number."""
+        """Return the number of ranks on each node; `holdfast.spec.nproc` has counted it by then, where it is not a number."""
         assert isinstance(self.nproc_per_node, int), "the ranks are not counted yet"
         return self.nproc_per_node
 

@@ -71,14 +71,14 @@ def _as_files(node: Any) -> Any:  # noqa: ANN401 (JSON)
         return node
     found = {name: _as_files(value) for name, value in node.items()}
     if found.get("examples") == DURATION_EXAMPLES and found.get("type") == "string":
-        found |= {"type": ["string", "integer"], "pattern": DURATION_PATTERN, "maximum": 0}
+        found |= {"type": ["string", "integer"], "pattern": DURATION_PATTERN, "minimum": 0, "maximum": 0}
     elif found.get("examples") == SIZE_EXAMPLES and found.get("type") == "string":
         found |= {"type": ["string", "integer"], "pattern": SIZE_PATTERN, "minimum": 0}
     for name, field in (found.get("properties") or {}).items():
         if name in AS_TEXT and isinstance(field, dict):
             _accept_numbers(field)
         elif name in SHORT and isinstance(field, dict):
-            _accept_short_forms(field)
+            _accept_short_forms(field, whole=name != "hosts")
     return found
 
 
@@ -89,13 +89,12 @@ def _accept_numbers(field: Schema) -> None:
                 items["type"] = ["string", "number", "boolean"]
 
 
-def _accept_short_forms(field: Schema) -> None:
+def _accept_short_forms(field: Schema, *, whole: bool) -> None:
+    """Accept a text for each item, and with *whole* for all of them."""
     for part in (field, *field.get("anyOf", [])):
         if part.get("type") == "array":
             part["items"] = {"anyOf": [part["items"], {"type": "string"}]}
-            if field is part:
-                continue
-    if "hosts" not in str(field.get("title", "")).lower():
+    if whole:
         choices = field.pop("anyOf", None) or [{name: field.pop(name) for name in ("type", "items") if name in field}]
         field["anyOf"] = [*choices, {"type": "string"}]
 

@@ -16,11 +16,12 @@ from pydantic import BaseModel, ValidationError
 from holdfast.errors import BadFile, Problem
 from holdfast.secrets import is_secret_reference
 from holdfast.spec.check import checks
-from holdfast.spec.cluster import KINDS, Cluster, LocalCluster, SshHop, SshHost, kind_of
+from holdfast.spec.cluster import KINDS, Cluster, LocalCluster, SshHop, kind_of
 from holdfast.spec.job import PROGRAMS, TrainingJob, contradictions, is_policy_file
-from holdfast.spec.problems import dotted, nearest, path_of, problems_in, shown
+from holdfast.spec.problems import dotted, models_in, nearest, path_of, problems_in, shown
 from holdfast.spec.python_file import values_of
 from holdfast.spec.slurm import SlurmCluster
+from holdfast.spec.synonyms import POLICY_ONLY
 from holdfast.spec.yaml_text import MAX_FILE_BYTES, Document, Unreadable
 
 YAML: Final = frozenset({".yaml", ".yml", ".json"})
@@ -28,10 +29,6 @@ SLURM: Final = ("scontrol", "squeue", "sbatch", "srun")
 """Commands without which no allocation can be used."""
 LOGIN: Final = ("key", "passphrase")
 """Fields of a machine that name files."""
-POLICY_ONLY: Final = frozenset(
-    {"based_on", "recommended_actions", "actions", "correlated", "recurring", "flapping", "stragglers", "diverged_loss"}
-)
-"""Fields that a policy alone can have."""
 FileKind = Literal["job", "cluster", "policy"]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -123,7 +120,7 @@ def kind_of_file(path: str | os.PathLike[str]) -> FileKind:
             names = {target.id for line in ast.parse(read_text(file)).body for target in ast.walk(line) if isinstance(target, ast.Name)}
             return "cluster" if "cluster" in names and "job" not in names else "job"
         names = set(fields_of(read_yaml(file)))
-    except (Unreadable, SyntaxError, ValueError):
+    except (Unreadable, SyntaxError, ValueError, RecursionError, MemoryError):
         return "job"
     if names & set(PROGRAMS):
         return "job"
@@ -379,8 +376,8 @@ def _expect_models(found: Mapping[str, object]) -> None:
 
 def _raised_in_python(error: ValidationError) -> Iterator[Problem]:
     """Yield the problems that a model found within a Python file; the error's title names the model."""
-    for model in (TrainingJob, *KINDS.values(), SshHost, SshHop, *(type(info.default) for info in TrainingJob.model_fields.values())):
-        if issubclass(model, BaseModel) and model.__name__ == error.title:
+    for model in (one for top in (TrainingJob, *KINDS.values()) for one in models_in(top)):
+        if model.__name__ == error.title:
             yield from problems_in(error, model)
             return
     yield Problem(field="file", reason=f"raised a ValidationError of {error.title}", cure="Fix the values given to it")

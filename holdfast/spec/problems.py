@@ -90,7 +90,7 @@ def _problem(details: ErrorDetails, model: type[BaseModel]) -> Problem:
 def _unknown_field(path: Path, model: type[BaseModel]) -> Problem:
     word, part = str(path[-1]), ".".join(one for one in path[:-1] if isinstance(one, str))
     fields = _fields_at(path[:-1], model)
-    cure = _as_written(word, fields) or synonyms.meaning(word, part, _tables(model)) or _elsewhere(word, model) or nearest(word, fields)
+    cure = _as_written(word, fields) or _synonym(word, part, fields, model) or _elsewhere(word, model) or nearest(word, fields)
     cure = cure or f"Remove it; the fields here are {', '.join(fields)}"
     return Problem(field=dotted(path), reason="unknown field", cure=cure)
 
@@ -100,11 +100,23 @@ def _as_written(word: str, fields: list[str]) -> str:
     return f"Use `{synonyms.plain(word)}`" if synonyms.plain(word) in fields else ""
 
 
+def _synonym(word: str, part: str, fields: list[str], model: type[BaseModel]) -> str:
+    """Return the cure for a word that others use for a field which this kind of file has."""
+    meant = synonyms.meaning(word, part, _tables(model))
+    if meant.startswith("Leave"):
+        return meant
+    if " " in meant:
+        return f"Use {meant}"
+    return f"Use `{meant}`" if meant and (meant in fields or meant in _places(model)) else ""
+
+
 def _tables(model: type[BaseModel]) -> tuple[synonyms.Table, ...]:
     """Return the words that may stand for fields of *model*."""
     if model.__name__ == "TrainingJob":
         return synonyms.JOB
-    return synonyms.POLICY if model.__name__ == "PolicyFile" else synonyms.CLUSTER
+    if model.__name__ == "PolicyFile":
+        return synonyms.POLICY
+    return synonyms.CLUSTER if "kind" in model.model_fields else ()
 
 
 def _elsewhere(word: str, model: type[BaseModel]) -> str:
@@ -119,7 +131,7 @@ def _elsewhere(word: str, model: type[BaseModel]) -> str:
         kinds = [kind for kind, other in KINDS.items() if name in other.model_fields]
         if kinds:
             return f"Write it under `cluster:` (of kind {' or '.join(kinds)}), or in a cluster file"
-        if name in {"based_on", "recommended_actions", "actions", "correlated", "recurring", "flapping", "stragglers", "diverged_loss"}:
+        if name in synonyms.POLICY_ONLY:
             return "Write it in a policy file, and name that file in `policy`"
     return ""
 
@@ -150,6 +162,14 @@ def model_in(annotation: object) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for inner in typing.get_args(annotation) if (found := model_in(inner)) is not None), None)
+
+
+def models_in(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """Yield *model* and the models of its parts."""
+    yield model
+    for info in model.model_fields.values():
+        if (inner := model_in(info.annotation)) is not None:
+            yield from models_in(inner)
 
 
 def _reason(details: ErrorDetails) -> str:

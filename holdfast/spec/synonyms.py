@@ -80,7 +80,7 @@ SBATCH_CLUSTER: Final[Table] = {
         "sbatch_options": "options",
         "job_id": "allocation",
         "jobid": "allocation",
-        "oversubscribe": "exclusive",
+        "oversubscribe": "`exclusive`, which is the opposite: `exclusive: false` shares nodes",
         "features": "constraint",
         "kill_wait": "preemption_notice.lead_time",
     }
@@ -169,7 +169,7 @@ VERSION_0_1: Final[Table] = {
         "output_silence": "log_silence",
         "end_grace": "exit_grace",
         "terminate": "termination_grace",
-        "walltime": "walltime",
+        "walltime": "`walltime` at the top level of the file, not under `timeouts`",
     },
     "timeouts.recovery": {
         "take_over": "replace_ranks",
@@ -181,12 +181,12 @@ VERSION_0_1: Final[Table] = {
 }
 VERSION_0_1_CLUSTER: Final[Table] = {
     "": {
-        "domains": "failure_domains",
+        "domains": "`failure_domains`, or for `kind: ssh` `failure_domain` of each host",
         "notice": "preemption_notice",
         "plan": "maintenance_file",
         "misses": "failure_threshold",
         "ahead": "lead_time",
-        "share": "exclusive",
+        "share": "`exclusive`, which is the opposite: `exclusive: false` shares nodes",
     },
     "hosts": {"domain": "failure_domain", "rack": "failure_domain", "host": "address", "hostname": "address", "ip": "address"},
     "quarantine": {
@@ -258,6 +258,10 @@ ACTIONS: Final = {
     "restart": "restart-workers",
 }
 """Names that recovery actions had in version 0.1, or have elsewhere."""
+POLICY_ONLY: Final = frozenset(
+    {"based_on", "recommended_actions", "actions", "correlated", "recurring", "flapping", "stragglers", "diverged_loss"}
+)
+"""Fields that only a policy can have."""
 KINDS: Final = {
     "job-zombie": "training-frozen",
     "loss-lost": "loss-diverged",
@@ -278,9 +282,5 @@ def plain(word: str) -> str:
 
 
 def meaning(word: str, part: str, tables: tuple[Table, ...]) -> str:
-    """Return the cure for the unknown *word* in *part* of a file; empty where no table has it."""
-    for table in tables:
-        found = table.get(part, {}).get(plain(word))
-        if found is not None:
-            return found if " " in found and not found.startswith("`") else f"Use {found if found.startswith('`') else f'`{found}`'}"
-    return ""
+    """Return the field that the unknown *word* in *part* of a file means, or a sentence with a space in it; empty where no table has it."""
+    return next((found for table in tables if (found := table.get(part, {}).get(plain(word)))), "")

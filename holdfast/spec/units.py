@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Annotated, Any, Final
 
 from annotated_types import Gt
-from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 SECONDS: Final = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
@@ -105,7 +105,7 @@ def parse_percent(value: object) -> float:
 
 def format_percent(share: float) -> str:
     """Return *share* (0 to 1) as `parse_percent` reads it."""
-    return f"{100 * share:.10g}%"
+    return f"{100 * share:.6f}".rstrip("0").rstrip(".") + "%"
 
 
 Duration = Annotated[
@@ -137,6 +137,18 @@ Percent = Annotated[
     WithJsonSchema({"type": "string", "pattern": r"^[0-9]{1,3}(\.[0-9]+)?\s*%$", "examples": ["25%"]}),
 ]
 """A share from 0 to 1, written in percent."""
+
+
+def percent_bounds(*, most: float = 1.0) -> AfterValidator:
+    """Return what refuses a share of nothing, and one above *most*; the message is in percent, as the file is."""
+
+    def check(share: float) -> float:
+        if 0 < share <= most:
+            return share
+        cure = f"Write more than 0% and at most {format_percent(most)}"
+        raise PydanticCustomError("percent", "{shown} is out of range", {"shown": repr(format_percent(share)), "cure": cure})
+
+    return AfterValidator(check)
 
 
 def duration_field(default: str, *, description: str) -> Any:  # noqa: ANN401 (as pydantic's own Field)

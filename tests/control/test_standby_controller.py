@@ -12,10 +12,12 @@ import pytest
 from holdfast.cli.commands.watch.status import status
 from holdfast.control.backup import standby as backup
 from holdfast.control.backup.standby import BackupPrerequisites
-from holdfast.control.supervisor.leadership import StandbyController
+from holdfast.control.supervisor.flow_run import FlowRun
+from holdfast.control.supervisor.leadership import StandbyController, take_leadership
 from holdfast.control.supervisor.supervise import control_job
-from holdfast.errors import UnusableFile
+from holdfast.errors import BadParameters, UnusableFile
 from holdfast.history import History, Lease, LeaseRenewer, acquire, holder_of, queries
+from holdfast.history.lease import release_lease
 from holdfast.history.models import StandbyHeartbeat
 from holdfast.ports import free_port
 from holdfast.spec import LocalCluster, TrainingJob, cluster_of
@@ -90,3 +92,16 @@ def test_a_standby_that_reaches_no_node_either_requests_nothing_and_yields(
     assert standby.poll() is None
     assert holder_of(history, job.id) is None
     standby.prerequisites.close()
+
+
+def test_a_running_job_is_reattached_where_its_ranks_could_not_be_counted(history: History, tmp_path: Path) -> None:
+    """They were counted when it was submitted; without it, counting is what fails."""
+    spec = TrainingJob(name="gpt", script="train.py", nproc_per_node="cpu")
+    cluster = cluster_of({"kind": "ssh", "name": "site", "hosts": ["n0"], "known_hosts": str(tmp_path / "known")})
+    recorded = spec.model_copy(update={"nproc_per_node": 2}).model_dump(mode="json")
+    with pytest.raises(BadParameters):
+        take_leadership(history, spec, cluster, FlowRun())
+    job = a_job(spec=recorded, cluster=cluster.model_dump(mode="json"), directory=str(tmp_path))
+    release_lease(history, acquire(history, job, holder="the flow of another host"))
+    taken = take_leadership(history, spec, cluster, FlowRun())
+    assert (taken.runs_already, taken.job.id, taken.spec.nproc_per_node) == (True, job.id, 2)

@@ -121,7 +121,7 @@ def test_a_form_in_prefects_ui_keeps_a_node_that_a_person_trusts(stage: Stage, t
     assert (run["name"], run["state"]["type"]) == ("trusted: may node-0 be isolated?", "PAUSED")
     wrong = call(stage, f"flow_runs/{asked.flow_run}/resume", {"run_input": {"answer": "approve", "nodes": ["node-7"]}})
     assert wrong["status"] == "REJECT", "the form is typed"
-    form = {"answer": "refuse", "nodes": ["node-0"], "by": "ann", "reason": "known bad sensor"}
+    form = {"answer": "deny", "nodes": ["node-0"], "by": "ann", "reason": "known bad sensor"}
     assert call(stage, f"flow_runs/{asked.flow_run}/resume", {"run_input": form})["status"] == "ACCEPT"
     assert play.ends() == 0, play.log()
     assert [(one.action, one.outcome) for one in play.incidents()] == [("restart-workers", "recovered")]

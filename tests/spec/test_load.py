@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import BadFile, Problem
 from holdfast.spec import LocalCluster, load_cluster, load_job
+from holdfast.spec.load import kind_of_file
 from tests.mentions import mentions
 
 
@@ -134,6 +135,7 @@ def test_a_few_lines_cannot_grow_into_gigabytes(file: Any) -> None:
         ("from holdfast.spec import *\njob = TrainingJob(name='a', script='b')\ncluster = 3\n", "cluster", "is a int"),
         ("from holdfast.spec import *\njob = TrainingJob(nam='a', script='b')\n", "nam", "unknown field"),
         ("from holdfast.spec import *\njob = TrainingJob(name='a', script='b', nnodes=0)\n", "nnodes", "is not a number of nodes"),
+        ("from holdfast.spec.job import RecoveryTimeouts\njob = RecoveryTimeouts(take_over='1s')\n", "take_over", "unknown field"),
         ("import pydantic\nclass M(pydantic.BaseModel):\n    x: int\njob = M()\n", "file", "ValidationError of M"),
         ("class E(Exception):\n    def __str__(self): raise ValueError\njob = 1\nraise E\n", "line 4", "raised E"),
         ("import torch\nmodel = 1\n", "job", "sets no `job`"),
@@ -145,6 +147,13 @@ def test_a_bad_python_file_is_reported_with_place_and_reason(file: Any, content:
     found = problems_of(file(content, "job.py"))
     assert field in found
     assert words in found[field].reason
+
+
+def test_a_python_file_that_is_nested_too_deeply_is_reported(file: Any) -> None:
+    """The parser gives up; what kind of file it is cannot be seen then."""
+    path = file("job = " + "(" * 10_000 + ")" * 10_000 + "\n", "job.py")
+    assert kind_of_file(path) == "job"
+    assert problems_of(path)
 
 
 def test_a_training_script_is_not_run_by_mistake(file: Any, tmp_path: Path) -> None:

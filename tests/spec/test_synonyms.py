@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,6 +88,15 @@ def test_words_in_parts_of_a_job(word: str, part: str, field: str) -> None:
     assert cure(TrainingJob, word, part) == f"Use `{field}`"
 
 
+def test_a_cure_names_a_field_that_this_kind_of_cluster_has() -> None:
+    """Others have other fields, and what is the opposite is said to be."""
+    assert cure(SshCluster, "domains") == "Use `failure_domains`, or for `kind: ssh` `failure_domain` of each host"
+    for word in ("ahead", "replicas"):
+        assert cure(SshCluster, word).startswith(("Remove it", "Did you mean", "Use `maintenance")), word
+    assert "opposite" in cure(SlurmCluster, "share")
+    assert cure(TrainingJob, "walltime", "timeouts") == "Use `walltime` at the top level of the file, not under `timeouts`"
+
+
 def test_words_in_parts_of_a_cluster() -> None:
     """In lists of hosts and windows too."""
     assert cure(LocalCluster, "share", "quarantine") == "Use `max_unavailable`"
@@ -122,7 +132,8 @@ def test_every_synonym_names_a_field_that_there_is(tables: tuple[synonyms.Table,
             for word, meant in words.items():
                 assert word == synonyms.plain(word)
                 if " " in meant:
-                    assert meant.startswith(("Leave it out: ", "`nnodes: "))
+                    named = re.match(r"`(\w+)", meant)
+                    assert named[1] in known if named else meant.startswith("Leave it out: "), (part, word)
                     continue
                 assert f"{part}.{meant}".removeprefix(".") in known or meant in known, (part, word)
 

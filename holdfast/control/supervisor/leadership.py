@@ -20,6 +20,7 @@ from holdfast.history.lease import HEARTBEAT_INTERVAL, record_heartbeat, remove_
 from holdfast.log import note
 from holdfast.paths import job_directory
 from holdfast.spec import Cluster, TrainingJob
+from holdfast.spec.nproc import counted
 from holdfast.spec.policy import policy_for
 from holdfast.stored_job import recorded_cluster, recorded_spec
 from policies.states import TERMINAL, State
@@ -169,8 +170,13 @@ class StandbyController:
     def _ended(self) -> str:
         """Return the id of the newest job of that name if it is this very one and has ended: a late standby submits nothing again."""
         newest = next(iter(queries.jobs(self.history, self.spec.name, limit=1)), None)
-        same = newest is not None and newest.spec == self.spec.model_dump(mode="json")
+        same = newest is not None and newest.spec == self._as_recorded(newest).model_dump(mode="json")
         return newest.id if newest is not None and same and queries.has_ended(self.history, newest.id) else ""
+
+    def _as_recorded(self, other: models.Job) -> TrainingJob:
+        """Return the job with the number of ranks that *other* was submitted with, where the file leaves it to be counted."""
+        counts = isinstance(self.spec.nproc_per_node, int)
+        return self.spec if counts else self.spec.model_copy(update={"nproc_per_node": other.spec.get("nproc_per_node")})
 
     def _take(self, live: models.Job | None) -> Leadership | None:
         if not self.prerequisites.is_ready(self.wanted):
@@ -204,7 +210,7 @@ def spec_and_cluster(job: models.Job) -> tuple[TrainingJob, Cluster]:
 def _submission(spec: TrainingJob, cluster: Cluster) -> models.Job:
     return models.Job(
         name=spec.name,
-        spec=spec.model_dump(mode="json"),
+        spec=counted(spec, cluster).model_dump(mode="json"),
         cluster=cluster.model_dump(mode="json"),
         directory=str(job_directory(spec.name)),
         at=time.time(),

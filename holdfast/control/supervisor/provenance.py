@@ -49,7 +49,7 @@ def _built_for() -> dict[str, str]:
 
 def _git_commit(spec: TrainingJob) -> str:
     """Return the commit of the folder of the script, marked if tracked files differ from it; empty outside a git repository."""
-    folder = Path(spec.script).parent if spec.script else Path(spec.workdir)
+    folder = spec.inside(spec.script).parent if spec.script else spec.inside(".")
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=True)

@@ -44,7 +44,6 @@ from holdfast.paths import make_private, outbox_file
 from holdfast.report import wording
 from holdfast.rlimits import raise_descriptor_limit
 from holdfast.spec import Cluster, TrainingJob
-from holdfast.spec.nproc import counted
 from holdfast.spec.policy import LONGEST
 from holdfast.stored_job import recorded_cluster, recorded_spec
 from policies.node_faults import NodeFault, isolating_fault
@@ -81,7 +80,7 @@ def control_job(
     shuts down and the job runs elsewhere; SIGUSR1 and requests in the history make the controller detach. *flow_run*: the Prefect flow
     run that this process runs in; its requests to cancel or suspend reach the controller through it.
     """
-    spec, flow_run = counted(spec, cluster), flow_run or FlowRun()
+    flow_run = flow_run or FlowRun()
     gc_tuning.begin()
     history = _once_reachable(History.open, spec.name) if standby else History.open()
     prerequisites = BackupPrerequisites()
