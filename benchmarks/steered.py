@@ -39,7 +39,9 @@ class Steered(Watched):
         home = place / "home"
         home.mkdir(parents=True, exist_ok=True)
         self.place, self.checkpoints, self.name = place, place / "checkpoints", place.name
-        self.nodes, self.ranks = LocalNodes(place.name, home / "nodes", count), int(str(job["nnodes"]).rpartition(":")[2]) * job["nproc_per_node"]
+        self.nodes = LocalNodes(place.name, home / "nodes", count)
+        most_nodes = int(str(job["nnodes"]).rpartition(":")[2])
+        self.ranks = most_nodes * job["nproc_per_node"]
         cluster = {"kind": "local", "name": place.name, "nodes": count, "directory": str(home / "nodes")}
         checkpoint = {"directory": str(self.checkpoints), **job.pop("checkpoint", {})}
         fields = {"name": self.name, "script": str(SCRIPT), "workdir": str(place), "checkpoint": checkpoint, **job}

@@ -77,6 +77,7 @@ def test_a_fault_bars_a_node_at_once_and_for_all_jobs_soon(history: History, beg
     assert "job gpt" in eligibility.why_ineligible("node-1")
     wait_until(lambda: state(history, "node-1") is NodeState.QUARANTINED, seconds=60)
     wait_until(lambda: "(cordon 1)" in eligibility.why_ineligible("node-1"), seconds=60)
+    wait_until(lambda: job_events, seconds=60)
     assert len(job_events) == 1
     assert mentions(job_events[0], "node-1", "healthy -> quarantined", "gpu-off-bus", "Xid 79")
     (left_out,) = eligibility.left_out()
@@ -92,7 +93,7 @@ def test_beyond_the_share_a_node_is_left_out_of_this_job_and_an_approval_is_requ
     eligibility, job_events = begin(history)
     eligibility.record_faults([found("node-1"), found("node-2")])
     wait_until(lambda: state(history, "node-2") is NodeState.SUSPECT, seconds=60)
-    assert any(mentions(one, "node-2", "gpu-off-bus", "Xid 79", 1, 4) for one in job_events)
+    wait_until(lambda: any(mentions(one, "node-2", "gpu-off-bus", "Xid 79", 1, 4) for one in job_events), seconds=60)
     other, _ = begin(history)
     assert other.why_ineligible("node-2") == ""
     assert mentions(other.why_suspect("node-2"), NodeState.SUSPECT, "gpu-off-bus", "Xid 79")
@@ -118,7 +119,7 @@ def test_with_approval_more_than_the_share_is_isolated(history: History, begin: 
     asked = the_request(history)
     assert (asked.about, list(asked.nodes), asked.otherwise, asked.job) == ("share", ["node-2", "node-3"], KEEP, "gpt")
     assert mentions(asked.reason, "node-2", "gpu-off-bus", "Xid 79")
-    assert any(f"`holdfast node approve {asked.number}`" in one for one in job_events)
+    wait_until(lambda: any(f"`holdfast node approve {asked.number}`" in one for one in job_events), seconds=60)
     assert eligibility.usable(CLUSTER.names) == ["node-0"], "what is asked about is not used meanwhile"
     approvals.answer(
         history, asked.number, ApprovalAnswer(answer=ISOLATE, picked=("node-3",), by="ann@desk", comment="as I saw"), now=time.time()
