@@ -83,7 +83,7 @@ def reread_cluster(path: str | os.PathLike[str]) -> Cluster:
         draft.cluster = _cluster(fields, draft.problems, document, under)
     except Unreadable as error:
         draft.problems.append(error.problem)
-    return _cluster_or_raise(_with_absolute_paths(draft, file), path)
+    return _cluster_or_raise(with_absolute_paths(draft, file), path)
 
 
 def _cluster_or_raise(draft: Draft, source: str | os.PathLike[str]) -> Cluster:
@@ -100,7 +100,7 @@ def review(job_file: str | os.PathLike[str], cluster_file: str | os.PathLike[str
         draft.cluster = other.cluster
         draft.problems += other.problems
     elif draft.cluster is None and not any(problem.field.partition(".")[0] == "cluster" for problem in draft.problems):
-        _choose_cluster(draft)
+        choose_cluster(draft)
     if draft.job is not None:
         reported = {problem.field for problem in draft.problems}
         draft.problems += [problem for problem in checks(draft.job, draft.cluster or LocalCluster()) if problem.field not in reported]
@@ -134,7 +134,7 @@ def allocation() -> str:
     return os.environ.get("SLURM_JOB_ID", "").strip()
 
 
-def _choose_cluster(draft: Draft) -> None:
+def choose_cluster(draft: Draft) -> None:
     """Choose the cluster of a job that names none: the Slurm allocation in which this process runs, else this machine.
 
     A batch host is one node of the allocation, and often one that must not train: a user who asked for nodes does not mean it alone.
@@ -169,7 +169,7 @@ def _job_draft(path: Path) -> Draft:
         draft.problems.append(error.problem)
     except ValidationError as error:
         draft.problems += _raised_in_python(error)
-    return _with_absolute_paths(draft, path)
+    return with_absolute_paths(draft, path)
 
 
 def _cluster_draft(path: Path) -> Draft:
@@ -188,7 +188,7 @@ def _cluster_draft(path: Path) -> Draft:
         draft.problems.append(error.problem)
     except ValidationError as error:
         draft.problems += _raised_in_python(error)
-    return _with_absolute_paths(draft, path)
+    return with_absolute_paths(draft, path)
 
 
 def _expect_a_job(fields: Mapping[str, Any], path: Path) -> None:
@@ -206,7 +206,7 @@ def _expect_a_cluster(fields: Mapping[str, Any]) -> None:
 # -- absolute paths ---------------------------------------------------------------------------------------------------
 
 
-def _with_absolute_paths(draft: Draft, path: Path) -> Draft:
+def with_absolute_paths(draft: Draft, path: Path) -> Draft:
     """Make the folders in *draft* absolute, as seen from the file's own folder."""
     home = path.absolute().parent
     if draft.job is not None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,6 +107,15 @@ def place(tmp_path: Path, holdfast_home: Path, prefect_server: PrefectServer) ->
     return Place(tmp_path, holdfast_home, prefect_server)
 
 
+SHOW = """
+import json, os, pathlib, sys
+ours = ("OMP_NUM_THREADS", "OWN")
+environment = {name: value for name, value in os.environ.items() if name.endswith(("RANK", "WORLD_SIZE")) or name in ours}
+seen = {"argv": sys.argv, "name": __name__, "folder": os.getcwd(), "path": os.path.realpath(sys.path[0] or "."), "environment": environment}
+pathlib.Path("seen-" + os.environ["RANK"]).write_text(json.dumps(seen))
+"""
+
+
 def gone(place: Place) -> None:
     """Wait until no process is left."""
     wait_until(place.is_clean, seconds=30, explain=lambda: "\n".join(leftovers(place.home)) + place.log())
@@ -114,6 +124,33 @@ def gone(place: Place) -> None:
 def running(place: Place, job: str) -> None:
     """Wait until the job trains."""
     wait_until(lambda: place.state(job) == "RUNNING", seconds=SECONDS, explain=place.log)
+
+
+@pytest.mark.parametrize("program", [["train.py"], ["-m", "package.train"]], ids=["script", "module"])
+def test_a_script_sees_what_it_sees_under_torchrun(place: Place, program: list[str]) -> None:
+    """The same options, and the script unchanged: the same arguments, variables, folder and module search path in each rank."""
+    (place.folder / "package").mkdir()
+    for file in ("train.py", "package/train.py"):
+        (place.folder / file).write_text(SHOW)
+    options = ["--nnodes", "1", "--nproc_per_node=2", *program, "--lr", "1e-3", "--nnodes", "7"]
+    place.environment |= {"OWN": "mine"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", *options]
+    subprocess.run(torchrun, cwd=place.folder, env=place.environment, capture_output=True, check=True, timeout=SECONDS)
+    expected = seen_by_ranks(place.folder)
+    assert [one["environment"]["RANK"] for one in expected] == ["0", "1"]
+    status, said = place.done("run", *options)
+    assert status == 0, said + place.log()
+    assert seen_by_ranks(place.folder) == expected
+    gone(place)
+
+
+def seen_by_ranks(folder: Path) -> list[dict[str, Any]]:
+    """Return what each rank saw, in the order of the ranks, and forget it."""
+    files = sorted(folder.glob("seen-*"))
+    found = [json.loads(file.read_text()) for file in files]
+    for file in files:
+        file.unlink()
+    return found
 
 
 def test_a_job_runs_to_its_end(place: Place) -> None:

@@ -23,7 +23,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 CLUSTER: Final = "HOLDFAST_CLUSTER"
 """Environment variable that names the cluster file where `--cluster` does not."""
 HEADINGS: Final[Mapping[str, tuple[str, ...]]] = {
-    "Run": ("run", "validate", "stop", "detach"),
+    "Run": ("run", "init", "validate", "stop", "detach"),
     "Watch": ("ps", "status", "logs", "incidents"),
     "Nodes": ("node",),
     "Checkpoints": ("checkpoint",),
@@ -231,7 +231,12 @@ def picture_file(context: click.Context, _option: click.Parameter, output: Path 
 
 
 def command(
-    target: str, *examples: str, group: click.Group | None = None, name: str | None = None, json: bool = True
+    target: str,
+    *examples: str,
+    group: click.Group | None = None,
+    name: str | None = None,
+    json: bool = True,
+    cls: type[click.Command] = click.Command,
 ) -> Callable[[Callable[[], None]], click.Command]:
     """Declare a command with the name and help of the decorated function, *examples*, and the option `--json`.
 
@@ -245,7 +250,7 @@ def command(
             run.__click_params__ = []  # type: ignore[attr-defined]  # of click's own decorators
             as_json(run)
             run.__click_params__ += getattr(declared, "__click_params__", [])  # type: ignore[attr-defined]
-        return (group or app).command(name, epilog=example(*examples))(run)
+        return (group or app).command(name, cls=cls, epilog=example(*examples))(run)
 
     return decorate
 

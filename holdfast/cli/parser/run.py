@@ -5,12 +5,19 @@ from __future__ import annotations
 import click
 
 from holdfast.cli.parser.base import Duration, cluster_option, command, file_path, job_argument
+from holdfast.cli.parser.launch import LaunchCommand, job_options
 
 job_cluster = cluster_option("the job file's own, or this machine")
 
 
-@command("run.run.run", "holdfast run job.yaml", "holdfast run job.yaml --cluster cluster.yaml --detach")
-@click.argument("job_file", type=file_path)
+@command(
+    "run.run.run",
+    "holdfast run --nproc-per-node 8 train.py --lr 1e-3",
+    "holdfast run --nnodes 2:4 --spare-nodes 1 --cluster cluster.yaml train.py",
+    "holdfast run job.yaml --detach",
+    cls=LaunchCommand,
+)
+@job_options
 @job_cluster
 @click.option("--detach", is_flag=True, help="Return as soon as the job trains.")
 @click.option("--standby", is_flag=True, help="Wait while another controller runs the job, and take over when it dies.")
@@ -19,8 +26,16 @@ job_cluster = cluster_option("the job file's own, or this machine")
     metavar="RANKS",
     help="Ranks whose output is shown here, such as `0,2-3`, `all` or `none`; default: 0, with --json or --detach none.",
 )
+@click.option(
+    "-t", "--tee", metavar="WHERE", help="As torchrun's: `3` shows the output of all ranks, `0:3,1:3` that of local ranks 0 and 1."
+)
+@click.option("--local-ranks-filter", metavar="RANKS", help="Local ranks whose output is shown here, on every node, such as `0,1`.")
+@click.option("--print-job", is_flag=True, help="Print the job file that the options stand for, and run nothing.")
 def run() -> None:
-    """Run a job to its end, through faults, and watch it.
+    """Run a training job to its end, through faults, and watch it.
+
+    Takes a script, with the options of torchrun that apply, or a job file, whose fields the options replace. Options stand before
+    the script; what follows it are the arguments of the script.
 
     The job does not need this terminal: closing it changes nothing. Ctrl-C requests a stop, a second one stops at once.
     If a job lost its controller, the same command reattaches to it; its workers are not interrupted. With --standby, on another
@@ -29,6 +44,20 @@ def run() -> None:
 
     The output of rank 0 is shown, each line with its rank; --log-ranks selects others. Output too fast to be read is left out:
     `holdfast logs` has all of it.
+    """
+
+
+@command(
+    "run.init.init", "holdfast init --nproc-per-node 8 train.py --lr 1e-3", "holdfast init -o gpt.yaml -m gpt.train", cls=LaunchCommand
+)
+@job_options
+@click.option("--output", "-o", type=file_path, metavar="FILE", help="File to write; default: that of the script, with the suffix .yaml.")
+@click.option("--force", is_flag=True, help="Replace a file that exists.")
+def init() -> None:
+    """Write a commented job file for a script.
+
+    The options are those of `holdfast run`; the file says what each field means, and offers the ones that are set most often.
+    Nothing is started.
     """
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from holdfast.cli.arguments import ranks_in
-from holdfast.cli.commands.run.validate import checked, summary
+from holdfast.cli.commands.run.launch_options import launched, refuse_other_program, shown_ranks
+from holdfast.cli.commands.run.validate import summary
 from holdfast.cli.flow_process import FlowProcess, StartLock, write_spec
 from holdfast.cli.output import echo, echo_json, hint
+from holdfast.cli.parser.launch import is_job_file
 from holdfast.cli.rank_output import RankOutput
 from holdfast.cli.screens import screen_for
 from holdfast.cli.watch import JobWatcher, Signals, counted_signals
@@ -18,16 +21,31 @@ from holdfast.history.errors import wait_for_history
 from holdfast.history.lease import describe_holder, holder_of
 from holdfast.history.models import Job, Lease
 from holdfast.history.store import History
+from holdfast.spec import Cluster, TrainingJob
+from holdfast.spec.launch_options import effective_text
 
 
 def run(  # noqa: PLR0913 (as many as the command has options)
-    job_file: Path, cluster_file: Path | None, *, detach: bool, standby: bool, log_ranks: str | None, as_json: bool
+    target: str,
+    cluster_file: Path | None,
+    *,
+    detach: bool,
+    standby: bool,
+    print_job: bool,
+    as_json: bool,
+    **given: Any,  # noqa: ANN401 (options of the command)
 ) -> int:
-    """Run the job in *job_file* and watch it, with the output of *log_ranks*; as a *standby*, even while another controller runs it."""
-    job, cluster = checked(job_file, cluster_file)
+    """Run the job that *target* and the options *given* describe, and watch it; as a *standby*, even while another controller runs it."""
+    job, cluster = launched(target, cluster_file, given)
+    log_ranks = shown_ranks(given, job.ranks_per_node, job.max_nodes)
     wanted = ranks_in(log_ranks or ("none" if as_json or detach else "0"), job.max_nodes * job.ranks_per_node)
+    if print_job:
+        _print_job(job, cluster, as_json=as_json)
+        return 0
     with closing(wait_for_history(History.open, _waiting) if standby else History.open()) as history, StartLock(job.name) as lock:
         live, holder, known = wait_for_history(lambda: _present(history, job.name), _waiting) if standby else _present(history, job.name)
+        if given["name"] is None and not is_job_file(target):
+            refuse_other_program(job, next(iter(queries.jobs(history, job.name, limit=1)), None))
         if not standby and live is not None and holder is not None:
             raise JobAlreadyRunning(job.name, describe_holder(holder))
         new = {"job": job.model_dump(mode="json"), "cluster": cluster.model_dump(mode="json")}
@@ -44,6 +62,13 @@ def run(  # noqa: PLR0913 (as many as the command has options)
                 text = _reattaching(job.name, changed=spec != new, holder=holder)
                 watch.show("reattach", text, job=job.name, id=live.id, pid=flow.pid, log=str(flow.log))
             return _until_it_trains(watch, signals, as_json=as_json) if detach else watch.until_the_end(signals)
+
+
+def _print_job(job: TrainingJob, cluster: Cluster, *, as_json: bool) -> None:
+    if as_json:
+        echo_json({"job": job.model_dump(mode="json"), "cluster": cluster.model_dump(mode="json")})
+    else:
+        echo(effective_text(job, cluster).rstrip())
 
 
 def _present(history: History, name: str) -> tuple[Job | None, Lease | None, frozenset[str]]:

@@ -13,7 +13,6 @@ from holdfast.exit_codes import OPERATOR_ERROR
 from holdfast.report.wording import plural
 from holdfast.spec import Cluster, LocalCluster, TrainingJob, review
 from holdfast.spec.load import FileKind, allocation, kind_of_file, review_cluster
-from holdfast.spec.nproc import counted
 from holdfast.spec.policy import review_policy
 from holdfast.spec.problems import shown
 
@@ -43,15 +42,6 @@ def _reviewed(kind: FileKind, file: Path, cluster_file: Path | None) -> tuple[Ba
         return draft.cluster, draft.problems, f"Cluster '{draft.cluster.name}' of kind {draft.cluster.kind}." if draft.cluster else ""
     draft = review(file, cluster_file)
     return draft.job, draft.problems, summary(draft.job, draft.cluster or LocalCluster()) if draft.job else ""
-
-
-def checked(job_file: Path, cluster_file: Path | None) -> tuple[TrainingJob, Cluster]:
-    """Return job and cluster if they have no problems; raise `BadFile` with all of them."""
-    draft = review(job_file, cluster_file)
-    if draft.problems or draft.job is None:
-        raise BadFile(shown(str(job_file)), tuple(draft.problems))
-    cluster = draft.cluster or LocalCluster()
-    return counted(draft.job, cluster), cluster
 
 
 def summary(job: TrainingJob, cluster: Cluster) -> str:

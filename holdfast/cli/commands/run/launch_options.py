@@ -1,0 +1,118 @@
+"""The job that the command line of `holdfast run` and `holdfast init` describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from pydantic import ValidationError
+
+from holdfast.cli.output import hint
+from holdfast.cli.parser.launch import is_job_file
+from holdfast.errors import BadFile, BadParameters, Problem
+from holdfast.history.models import Job
+from holdfast.spec import Cluster, LocalCluster, TrainingJob
+from holdfast.spec.launch_options import LaunchOptions, Program, change, review_options
+from holdfast.spec.load import review
+from holdfast.spec.nproc import counted
+from holdfast.spec.problems import shown
+
+OWN: Final = frozenset(
+    {"--cluster", "--detach", "--log-ranks", "--nnodes", "--nproc-per-node", "--nproc_per_node", "--spare-nodes", "--hot-spares"}
+)
+"""Options that a script hardly has: among its arguments they are meant for Holdfast."""
+OF_A_SCRIPT: Final[Mapping[str, str]] = {"module": "--module", "no_python": "--no-python", "standalone": "--standalone"}
+"""Options that say how a script is run, and mean nothing with a job file."""
+
+
+def options_of(target: str, given: Mapping[str, Any]) -> LaunchOptions:
+    """Return what the command line says about the job."""
+    program: Program = "module" if given["module"] else "command" if given["no_python"] else "script"
+    if given["module"] and given["no_python"]:
+        raise click.UsageError("--module and --no-python contradict each other: give one of them.")
+    named = {one.name: given[one.name] for one in fields(LaunchOptions) if one.name in given}
+    return LaunchOptions(**{**named, "program": program, "target": target})
+
+
+def launched(target: str, cluster_file: Path | None, given: Mapping[str, Any]) -> tuple[TrainingJob, Cluster]:
+    """Return the job and the cluster that the command line describes; raise `BadFile` or `BadParameters` with all problems."""
+    options = options_of(target, given)
+    if options.standalone and cluster_file is not None:
+        raise click.UsageError("--standalone and --cluster contradict each other: give one of them.")
+    if options.program == "script" and is_job_file(target):
+        _refuse_with_a_file(target, options, given)
+        draft = change(review(target, cluster_file), options)
+        if draft.problems or draft.job is None:
+            raise BadFile(shown(target), tuple(draft.problems))
+    else:
+        draft = review_options(options, cluster_file)
+        if draft.problems or draft.job is None:
+            raise BadParameters(tuple(draft.problems))
+        if misplaced := sorted(OWN.intersection(options.arguments)):
+            hint(f"{misplaced[0]} follows the script, so the script gets it. Options of `holdfast run` stand before the script")
+    cluster = draft.cluster or LocalCluster()
+    return counted(draft.job, cluster), cluster
+
+
+def _refuse_with_a_file(target: str, options: LaunchOptions, given: Mapping[str, Any]) -> None:
+    """Refuse what only a script can have."""
+    if options.arguments:
+        raise click.UsageError(
+            f"'{shown(target)}' is a job file, and takes no arguments such as '{options.arguments[0][:80]}'. Write them in its `args`."
+        )
+    used = next((name for key, name in OF_A_SCRIPT.items() if given[key]), None)
+    if used is not None:
+        raise click.UsageError(f"{used} is for a script, and '{shown(target)}' is a job file. Leave it out.")
+
+
+def refuse_other_program(job: TrainingJob, earlier: Job | None) -> None:
+    """Refuse *job*, which is named after its script, if an *earlier* job of that name ran another one: their checkpoints would mix."""
+    if earlier is None:
+        return
+    try:
+        before = TrainingJob.model_validate(earlier.spec)
+    except ValidationError:  # of another version
+        return
+    if (ran := _program(before)) != _program(job):
+        reason = f"'{job.name}' is the name of an earlier job, which ran {ran}"
+        raise BadParameters((Problem(field="--name", reason=reason, cure=f"Name this one, e.g. `--name {job.name[:60]}-2`"),))
+
+
+def _program(job: TrainingJob) -> str:
+    """Return what *job* runs, without its arguments."""
+    if job.script is not None:
+        return str(job.inside(job.script))
+    return f"-m {job.module}" if job.module is not None else str((job.command or [""])[0])
+
+
+def shown_ranks(given: Mapping[str, Any], ranks_per_node: int, nodes: int) -> str | None:
+    """Return the ranks whose output is shown, as `--log-ranks` names them, by that option or by one of torchrun's; None: none was given."""
+    local = {name: given[key] for key, name in (("tee", "--tee"), ("local_ranks_filter", "--local-ranks-filter")) if given[key] is not None}
+    log_ranks: str | None = given["log_ranks"]
+    if len(local) + (log_ranks is not None) > 1 or not local:
+        if local:
+            raise click.UsageError(
+                f"{' and '.join([*local, *(['--log-ranks'] if log_ranks is not None else [])])} contradict each other: give one of them."
+            )
+        return log_ranks
+    (option, text), *_ = local.items()
+    if option == "--tee" and text in {"0", "1", "2", "3"}:
+        return "none" if text == "0" else "all"
+    wanted = set[int]()
+    for part in text.split(","):
+        rank, colon, stream = part.strip().partition(":")
+        if (
+            not rank.isdecimal()
+            or (option == "--tee") != bool(colon)
+            or (colon and stream not in {"0", "1", "2", "3"})
+            or int(rank) >= ranks_per_node
+        ):
+            example = "`3`, or `0:3,1:3` for local ranks" if option == "--tee" else "`0,1`"
+            raise click.UsageError(f"{option} does not accept '{text[:80]}' with {ranks_per_node} rank(s) on each node. Write {example}.")
+        if stream != "0":
+            wanted.add(int(rank))
+    every = [str(node * ranks_per_node + rank) for node in range(nodes) for rank in sorted(wanted)]
+    return ",".join(every) or "none"

@@ -1,0 +1,204 @@
+"""A job from the options of `holdfast run` instead of a file, and the job file that such options stand for."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import yaml
+
+from holdfast.errors import Problem
+from holdfast.spec.check import checks
+from holdfast.spec.cluster import Cluster, LocalCluster
+from holdfast.spec.job import NAME, TrainingJob
+from holdfast.spec.load import Draft, allocation, choose_cluster, review_cluster, validated, with_absolute_paths
+from holdfast.spec.problems import shown
+from holdfast.spec.yaml_text import Document
+
+Program = Literal["script", "module", "command"]
+OPTION_OF: Final[Mapping[str, str]] = {
+    "script": "SCRIPT",
+    "module": "SCRIPT",
+    "command": "SCRIPT",
+    "args": "ARGUMENT",
+    "checkpoint.directory": "--checkpoint-dir",
+    "max_recoveries": "--max-restarts",
+    "timeouts.termination_grace": "--shutdown-timeout",
+    "cluster": "--cluster",
+    "name": "--name",
+}
+"""How a field of a job is called on the command line, where that is not its own name with dashes."""
+CHECKPOINTS: Final = "holdfast-checkpoints"
+"""Folder, in the working directory, of the checkpoints of a job within a Slurm allocation, whose nodes share that directory."""
+OFFERED: Final[Mapping[str, str]] = {
+    "spare_nodes": "0",
+    "hot_spares": "auto",
+    "workdir": ".",
+    "env": '{OMP_NUM_THREADS: "1"}',
+    "checkpoint": "{directory: checkpoints, interval: 100, keep: 2}",
+    "policy": "balanced",
+    "walltime": "24h",
+    "max_recoveries": "20",
+    "timeouts": "{log_silence: 10m}",
+}
+"""Fields that a new job file offers as comments, each with a value; the others are in the reference."""
+WIDTH: Final = 120
+"""Columns of a new job file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """What the command line says about a job. None: the option was not given."""
+
+    program: Program = "script"
+    target: str = ""
+    """The script, the module or the program; empty when the options change a job file."""
+    arguments: Sequence[str] = ()
+    name: str | None = None
+    nnodes: str | None = None
+    nproc_per_node: str | None = None
+    spare_nodes: int | None = None
+    hot_spares: str | None = None
+    max_restarts: int | None = None
+    shutdown_timeout: int | None = None
+    """Seconds."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    workdir: str | None = None
+    python: str | None = None
+    checkpoint_dir: str | None = None
+    policy: str | None = None
+    standalone: bool = False
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a job file that the options set."""
+        given: dict[str, Any] = {
+            "name": self.name,
+            "nnodes": self.nnodes,
+            "nproc_per_node": self.nproc_per_node,
+            "spare_nodes": self.spare_nodes,
+            "hot_spares": int(self.hot_spares) if (self.hot_spares or "").isdecimal() else self.hot_spares,
+            "workdir": self.workdir,
+            "python": self.python,
+            "env": dict(self.env) or None,
+            "policy": self.policy,
+            "max_recoveries": self.max_restarts,
+            "checkpoint": self.checkpoint_dir and {"directory": str(Path(self.checkpoint_dir).expanduser().absolute())},
+            "timeouts": None if self.shutdown_timeout is None else {"termination_grace": f"{self.shutdown_timeout}s"},
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def job_fields(options: LaunchOptions) -> dict[str, Any]:
+    """Return the fields of the job file that *options* stand for: what was given, and a name. The script is seen from here."""
+    target = str(Path(options.target).absolute()) if options.program == "script" and options.workdir is not None else options.target
+    program: dict[str, Any] = {options.program: target, "args": list(options.arguments)}
+    if options.program == "command":
+        program = {"command": [options.target, *options.arguments]}
+    fields = {"name": job_name(options.target, options.program), **program, "nnodes": 1, "nproc_per_node": 1, **options.fields()}
+    return {name: value for name, value in fields.items() if value != []}
+
+
+def job_name(target: str, program: Program) -> str:
+    """Return the name of a job that is given none: the script's, as far as a name may have its letters."""
+    own = target.rpartition(".")[2] if program == "module" else Path(target).stem
+    if program == "module" and own == "__main__":
+        own = target.split(".")[-2] if "." in target else own
+    name = re.sub(r"[^a-z0-9]+", "-", own.lower()).strip("-")[:63].strip("-")
+    return name if re.fullmatch(NAME, name) else "job"
+
+
+def review_options(options: LaunchOptions, cluster_file: Path | None) -> Draft:
+    """Return the job that *options* describe, checked against this machine, with all problems under the names of options.
+
+    Without a cluster file its nodes are those of the Slurm job in which this process runs, else as many local ones as the job requests.
+    """
+    draft = Draft()
+    draft.job = validated(TrainingJob, job_fields(options), draft.problems, Document("{}"))
+    if cluster_file is not None:
+        other = review_cluster(cluster_file)
+        draft.cluster = other.cluster
+        draft.problems += [replace(one, field=f"--cluster {shown(str(cluster_file))}, {one.field}") for one in other.problems]
+    elif draft.job is not None and (options.standalone or not allocation()):
+        draft.cluster = own_machine(draft.job)
+    else:
+        choose_cluster(draft)
+        if draft.job is not None and options.checkpoint_dir is None:
+            plan = draft.job.checkpoint.model_copy(update={"directory": f"{CHECKPOINTS}/{draft.job.name}"})
+            draft.job = draft.job.model_copy(update={"checkpoint": plan})
+    return _finished(draft)
+
+
+def change(draft: Draft, options: LaunchOptions) -> Draft:
+    """Return the job of a file with the fields that *options* set in place of its own; its problems join those of the file."""
+    given = options.fields()
+    if draft.job is None or not given:
+        return draft
+    problems: list[Problem] = []
+    file = draft.job.model_dump(mode="json", exclude_unset=True)
+    merged = {name: {**file.get(name, {}), **value} if isinstance(value, dict) else value for name, value in given.items()}
+    job = validated(TrainingJob, {**file, **merged}, problems, Document("{}"))
+    return _finished(Draft(job=job, cluster=draft.cluster, problems=[*draft.problems, *problems]))
+
+
+def _finished(draft: Draft) -> Draft:
+    """Check the job, make its folders absolute as seen from here, and call its fields as the command line does."""
+    draft = with_absolute_paths(draft, Path("job.options"))
+    if draft.job is not None:
+        reported = {problem.field for problem in draft.problems}
+        draft.problems += [one for one in checks(draft.job, draft.cluster or LocalCluster()) if one.field not in reported]
+    draft.problems = [replace(one, field=option_of(one.field)) for one in draft.problems]
+    return draft
+
+
+def own_machine(job: TrainingJob) -> LocalCluster:
+    """Return the local cluster of a job without a cluster file: its own, so that jobs at the same time do not share nodes."""
+    return LocalCluster(name=job.name, nodes=job.max_nodes + job.spare_nodes)
+
+
+def option_of(name: str) -> str:
+    """Return how the field *name* of a job is called on the command line."""
+    if name in OPTION_OF:
+        return OPTION_OF[name]
+    first, _, rest = name.partition(".")
+    if first in OPTION_OF and not rest:
+        return OPTION_OF[first]
+    return f"--{first.replace('_', '-')}" + (f" {rest}" if rest else "") if first in LaunchOptions.__dataclass_fields__ else name
+
+
+# -- as text ----------------------------------------------------------------------------------------------------------
+
+
+def effective_text(job: TrainingJob, cluster: Cluster) -> str:
+    """Return the job file, with its cluster, that *job* is run from: what differs from the defaults."""
+    fields = job.model_dump(mode="json", exclude_defaults=True)
+    own = {"kind": cluster.kind, **cluster.model_dump(mode="json", exclude_defaults=True)}
+    return _yaml({**fields, "nnodes": job.nnodes, "nproc_per_node": job.nproc_per_node, "cluster": own})
+
+
+def commented_text(options: LaunchOptions, schema: Path) -> str:
+    """Return a job file for *options*, in which each field is explained, and the most important others are offered as comments."""
+    fields = job_fields(options)
+    lines = [
+        f"# yaml-language-server: $schema={schema}",
+        "# A job of Holdfast. All fields: docs/reference/job-file.md, `holdfast validate` checks them.",
+    ]
+    for name, value in fields.items():
+        lines += ["", *_explained(name), *_yaml({name: value}).splitlines()]
+    lines += ["", "# What follows is optional: remove the `# ` before a field to set it."]
+    for name, example in OFFERED.items():
+        if name not in fields:
+            lines += ["", *_explained(name), f"# {name}: {example}"]
+    return "\n".join(lines) + "\n"
+
+
+def _explained(name: str) -> Iterator[str]:
+    description = TrainingJob.model_fields[name].description or ""
+    yield from textwrap.wrap(description, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+
+
+def _yaml(fields: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(fields), sort_keys=False, allow_unicode=True, width=WIDTH)
