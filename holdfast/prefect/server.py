@@ -23,7 +23,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-from holdfast.control.supervisor.detach import handle_sigusr1, sigusr1_blocked
+from holdfast.control.supervisor import early_launch
+from holdfast.control.supervisor.detach import Detach, handle_sigusr1, sigusr1_blocked
 from holdfast.errors import OperatorError
 from holdfast.log import line
 from holdfast.own_variables import with_added
@@ -220,7 +221,21 @@ def _read(path: Path) -> str:
 
 def main(arguments: list[str]) -> int:
     """Replace this process by ``python -m`` *arguments*, with a Prefect server; exit at once if it has to detach meanwhile."""
-    detach, environment, known = handle_sigusr1(), dict(os.environ), configured()
+    detach = handle_sigusr1()
+    signal.signal(signal.SIGTERM, _exit_on_signal)
+    early_launch.start(arguments)
+    try:
+        return _run(arguments, detach)
+    finally:
+        early_launch.abandon(early_launch.DETACH if detach.why else early_launch.STOP)
+
+
+def _exit_on_signal(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
+
+
+def _run(arguments: list[str], detach: Detach) -> int:
+    environment, known = dict(os.environ), configured()
     problem = unreachable_reason(known) if known else ""
     if problem or not known:
         try:

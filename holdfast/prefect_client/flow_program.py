@@ -17,6 +17,7 @@ from prefect.client.schemas.objects import State as FlowState
 from prefect.exceptions import CancelledRun, FailedRun, Pause
 
 from holdfast import exit_codes
+from holdfast.control.supervisor import early_launch
 from holdfast.control.supervisor.detach import has_left, present, sigusr1_blocked, was_detached
 from holdfast.errors import HistoryError, HoldfastError, LeaseLost, OperatorError
 from holdfast.history import History, queries
@@ -34,6 +35,13 @@ FINAL_CHECKPOINT_SECONDS: Final = 15.0
 def main(arguments: list[str], steer: Callable[..., FlowState]) -> int:
     """Run the job described by the file in *arguments*; the last line says what could not be done."""
     prepare_output()  # before the flow does: what keeps it from beginning is written too
+    try:
+        return _run(arguments, steer)
+    finally:
+        early_launch.abandon(early_launch.STOP)  # the flow ended before it took control of the job
+
+
+def _run(arguments: list[str], steer: Callable[..., FlowState]) -> int:
     try:
         described = json.loads(Path(arguments[0]).read_text())
         job = TrainingJob.model_validate(described["job"])

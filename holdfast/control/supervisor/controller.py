@@ -79,6 +79,10 @@ class JobController:
     """The Prefect flow run that this controller runs in."""
     reattached: bool = False
     """Another controller began the job."""
+    handed_over: bool = False
+    """That was this flow's launcher."""
+    launcher: bool = False
+    """This controller launches the job for a flow that is not ready yet."""
     log: JobLog = field(init=False)
     machine: JobStateMachine = field(init=False)
     generations: Generations = field(init=False)
@@ -258,7 +262,7 @@ class JobController:
             "host": this_host().partition("/")[0],
             "state": str(self.state),
             "history": self.history,
-            "reattached": self.reattached,
+            "reattached": self.reattached and not self.handed_over,
             "step": self.generations.best or None,
             **self.node_overview(),
         }

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.control.backup.standby import BackupPrerequisites, PartitionFailover
+from holdfast.control.supervisor import early_launch
 from holdfast.control.supervisor.detach import Detach
 from holdfast.control.supervisor.flow_run import FlowRun
 from holdfast.control.supervisor.provenance import provenance
@@ -47,6 +48,8 @@ class Leadership:
     runs_already: bool
     """Without a controller; or it is suspended."""
     stood_by: bool = False
+    handed_over: bool = False
+    """This flow's launcher has launched it."""
     flow_run: FlowRun = field(default_factory=FlowRun)
     """The Prefect flow run that controls it from now on."""
 
@@ -68,14 +71,21 @@ class Deposed:
     reason: str
 
 
-def take_leadership(history: History, spec: TrainingJob, cluster: Cluster, flow_run: FlowRun) -> Leadership:
-    """Take the lease of the live job of that name, or submit one; raise `JobAlreadyRunning` while another controller has it."""
+def take_leadership(history: History, spec: TrainingJob, cluster: Cluster, flow_run: FlowRun) -> Leadership | JobEnded:
+    """Take the lease of the live job of that name, or submit one; raise `JobAlreadyRunning` while another controller has it.
+
+    Return the job's end if it ended under this flow's launcher.
+    """
+    launched = early_launch.hand_over()
     live = queries.live_job(history, spec.name)
+    if launched is early_launch.HandOver.ENDED and live is None:
+        return _end(history, queries.newest_job(history, spec.name).id)
     if live is None:
         policy_for(spec)  # a file that cannot be used is refused before anything begins
     job = live or _submission(spec, cluster)
     flow_run.predecessor = lease.flow_run_of(history, job.id)
-    return replace(_leadership(job, _lease(history, job, flow_run), runs_already=live is not None), flow_run=flow_run)
+    taken = _leadership(job, _lease(history, job, flow_run), runs_already=live is not None)
+    return replace(taken, flow_run=flow_run, handed_over=launched is early_launch.HandOver.TAKEN and live is not None)
 
 
 def stand_by(standby: StandbyController, detach: Detach) -> Leadership | JobEnded | Deposed:

@@ -61,10 +61,11 @@ def reattach(run: JobController) -> None:
     run.pump(0.0)
     run.generations.managed = run.generations.managed or run.generations.state.managed()
     alive = sum(len(one["workers"]) for one in statuses.values() if one["generation"] == generation)
-    run.log.record_event(
-        f"a new flow reattached to the job in state {run.state}: "
-        f"{alive} worker(s) of generation {generation} run on {len(statuses)} node(s)"
-    )
+    if not run.handed_over:
+        run.log.record_event(
+            f"a new flow reattached to the job in state {run.state}: "
+            f"{alive} worker(s) of generation {generation} run on {len(statuses)} node(s)"
+        )
     _choose_state(run)
 
 

@@ -174,6 +174,7 @@ def _begin(
         detach=detach,
         flow_run=leadership.flow_run,
         reattached=leadership.runs_already,
+        handed_over=leadership.handed_over,
     )
     lease = run.lease = LeaseRenewer(history, leadership.lease, run.depose, lambda: run.faults.connectivity.reported)
     run.agents.lease_until = lambda: lease.good_until
@@ -220,7 +221,7 @@ def _release(run: JobController) -> None:
     """Stop what has to stop, store what is to be stored, and release the lease."""
     run.log.publish("released", {"over": run.ended})
     try:
-        if run.detached and run.deposed_by is None:
+        if run.detached and run.deposed_by is None and not run.launcher:
             run.log.record_event(f"the controller on {_this_machine()} detaches from the job; training continues: {run.detach.why}")
         if run.released and run.deposed_by is None:
             run.nodes.spare_pool.finish()

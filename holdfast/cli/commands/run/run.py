@@ -15,6 +15,7 @@ from holdfast.cli.parser.launch import is_job_file
 from holdfast.cli.rank_output import RankOutput
 from holdfast.cli.screens import screen_for
 from holdfast.cli.watch import JobWatcher, Signals, counted_signals
+from holdfast.control.supervisor import early_launch
 from holdfast.errors import HistoryError, JobAlreadyRunning
 from holdfast.history import queries
 from holdfast.history.errors import wait_for_history
@@ -52,7 +53,13 @@ def run(  # noqa: PLR0913 (as many as the command has options)
         spec = {"job": live.spec, "cluster": live.cluster} if live else new
         name = "standby" if standby else "flow"
         with counted_signals() as signals:  # before the flow starts: no Ctrl-C may leave one behind that nobody watches
-            flow = FlowProcess(job.name, write_spec(job.name, {**spec, "standby": standby}, name), lock, known, name)
+            flow = FlowProcess(
+                job.name,
+                write_spec(job.name, {**spec, "standby": standby, early_launch.FIELD: live is None and not standby}, name),
+                lock,
+                known,
+                name,
+            )
             screen = screen_for(as_json=as_json, hint="Ctrl-C stops the job · closing the terminal does not")
             watch = JobWatcher(history, screen, flow=flow, job=live, from_now=live is not None)
             watch.output = RankOutput(wanted, from_now=live is not None)

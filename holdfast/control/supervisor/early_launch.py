@@ -1,0 +1,140 @@
+"""Launch a job before its flow can, since Prefect takes seconds to start and the ranks need not wait for it.
+
+`holdfast.prefect.server` starts this program, the launcher, before it starts anything else. It takes the job's lease, submits the job and
+launches it, as the flow's launch task does, and collects what the ranks report, but decides nothing: faults wait for the flow. When the flow
+is ready to control the job it has the launcher detach (`hand_over`), and reattaches to the job, as to any that runs without a controller.
+Until then the launcher ends the job if that is requested, and if the process of the flow dies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from enum import Enum, auto
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from holdfast.process import die_with_parent
+
+if TYPE_CHECKING:
+    from holdfast.control.supervisor.controller import JobController
+
+FIELD: Final = "launch_early"
+"""Field of a spec file: the flow is of a new job, which a launcher may launch."""
+VARIABLE: Final = "HOLDFAST_LAUNCHER"
+"""Variable of the flow's process: the pid of its launcher, a child of this process."""
+DETACH: Final = signal.SIGUSR1
+STOP: Final = signal.SIGTERM
+POLL: Final = 0.02
+STOP_SECONDS: Final = 120.0
+"""How long a launcher may take to end a job of which its flow will never take control."""
+ENDED: Final = 10
+"""Exit status of a launcher whose job has ended; with any other one it lives, or was never submitted."""
+
+
+class HandOver(Enum):
+    """What a flow gets from its launcher."""
+
+    NONE = auto()
+    """It had none."""
+    TAKEN = auto()
+    """The job, if the launcher could submit it."""
+    ENDED = auto()
+    """The job has ended."""
+
+
+# -- in the process of the flow ---------------------------------------------------------------------------------------
+
+
+def start(arguments: list[str]) -> None:
+    """Start a launcher if *arguments* (a program and its spec file) are those of a new job; it dies with this process."""
+    os.environ.pop(VARIABLE, None)
+    with suppress(OSError, ValueError, IndexError, AttributeError):
+        if json.loads(Path(arguments[1]).read_text()).get(FIELD):
+            parent = os.getpid()
+            child = subprocess.Popen(
+                [sys.executable, "-P", "-m", __spec__.name, arguments[1]],
+                stdin=subprocess.DEVNULL,
+                preexec_fn=lambda: die_with_parent(parent, signal.SIGTERM),  # noqa: PLW1509 (no thread has been started yet)
+            )
+            child.returncode = 0  # so that Popen never waits for it: this process is replaced by the flow's
+            os.environ[VARIABLE] = str(child.pid)
+
+
+def hand_over() -> HandOver:
+    """Have the launcher detach from its job, and wait until it has."""
+    status = _end(DETACH)
+    if status is None:
+        return HandOver.NONE
+    return HandOver.ENDED if status == ENDED else HandOver.TAKEN
+
+
+def abandon(number: int) -> None:
+    """Have the launcher, if any is left, end its job (`STOP`) or detach from it (`DETACH`), as no flow will control it; wait until it has."""
+    _end(number)
+
+
+def _end(number: int) -> int | None:
+    """Send the launcher a signal and return its exit status; None where there is no launcher."""
+    pid = os.environ.pop(VARIABLE, "")
+    if not pid:
+        return None
+    with suppress(ChildProcessError, ProcessLookupError):
+        os.kill(int(pid), number)
+        until = time.monotonic() + STOP_SECONDS
+        while time.monotonic() < until:
+            ended, status = os.waitpid(int(pid), os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(POLL)
+        os.kill(int(pid), signal.SIGKILL)
+    return None
+
+
+# -- the launcher -----------------------------------------------------------------------------------------------------
+
+
+def main(arguments: list[str]) -> int:
+    """Launch the job that the spec file in *arguments* describes. What fails here fails again in the flow, which reports it."""
+    from holdfast.control.supervisor.controller import JobController  # noqa: PLC0415 (after SIGUSR1 is handled)
+    from holdfast.control.supervisor.supervise import control_job  # noqa: PLC0415
+    from holdfast.errors import HoldfastError  # noqa: PLC0415
+    from holdfast.spec import TrainingJob, cluster_of  # noqa: PLC0415
+    from policies.states import State  # noqa: PLC0415
+
+    described = json.loads(Path(arguments[0]).read_text())
+    ended = False
+    with suppress(HoldfastError), control_job(TrainingJob.model_validate(described["job"]), cluster_of(described["cluster"])) as run:
+        if isinstance(run, JobController):
+            run.launcher = True
+            try:
+                if run.state is State.LAUNCHING and not run.reattached:
+                    _launch(run)
+            finally:
+                ended = run.ended
+    return ENDED if ended else 0
+
+
+def _launch(run: JobController) -> None:
+    """Launch the job and collect what its ranks report until the flow takes over (`JobDetached`), or until the job is to end."""
+    from holdfast.control.supervisor.controller import SLICE, ending  # noqa: PLC0415
+    from holdfast.control.supervisor.launch import begin  # noqa: PLC0415
+
+    launching = True
+    while (turn := ending(run)) is None:
+        if launching:
+            launching = begin(run) is None
+        run.pump(0.0 if launching else SLICE)
+    run.move(*turn)
+
+
+if __name__ == "__main__":
+    from holdfast.control.supervisor.detach import handle_sigusr1
+
+    handle_sigusr1()  # before anything that takes long
+    sys.exit(main(sys.argv[1:]))
