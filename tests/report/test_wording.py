@@ -164,4 +164,4 @@ def test_an_incident_is_one_line_when_it_opens_and_one_when_it_closes() -> None:
     one.outcome, one.action, one.downtime_s, one.steps_lost, one.generation_after = "recovered", "replace-ranks", 0.259, 0, 2
     assert wording.incident_closed(one) == "incident 2 recovered by replace-ranks in 259 ms, no step computed again, now generation 2"
     one.outcome, one.steps_lost, one.generation_after = "failed", None, None
-    assert wording.incident_closed(one) == "incident 2 gave up"
+    assert wording.incident_closed(one) == "incident 2 closed: the job failed"
