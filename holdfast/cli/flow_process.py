@@ -18,8 +18,10 @@ from holdfast import paths
 from holdfast.control.supervisor.detach import sigusr1_blocked
 from holdfast.errors import JobAlreadyRunning, NotWritable
 from holdfast.history import queries
-from holdfast.history.models import Job
+from holdfast.history.lease import this_host
+from holdfast.history.models import Job, Lease
 from holdfast.history.store import History
+from holdfast.process import parent_of
 
 PROGRAM: Final = "flows.training_job"
 START_TIMEOUT: Final = 60.0
@@ -77,6 +79,10 @@ class FlowProcess:
                 env=_environment(),
             )
         self.pid = self._process.pid
+
+    def is_holder(self, lease: Lease) -> bool:
+        """Return whether this flow, or its launcher, holds *lease*."""
+        return lease.host == this_host() and self.pid in {lease.pid, parent_of(lease.pid)}
 
     def submission(self, history: History) -> Job | None:
         """Return the job that this flow entered into the history."""

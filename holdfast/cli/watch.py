@@ -20,7 +20,6 @@ from holdfast.cli.screens import Screen, screen_for
 from holdfast.errors import HistoryError, NoJob
 from holdfast.exit_codes import CONTROLLER_DIED, DETACHED, INTERRUPTED, OPERATOR_ERROR, status_of
 from holdfast.history import queries
-from holdfast.history.lease import this_host
 from holdfast.history.models import Job, Request
 from holdfast.history.store import History
 from holdfast.prefect.server import is_configured
@@ -168,7 +167,7 @@ class JobWatcher:
         if self.flow is None or number > 2:  # noqa: PLR2004 (request, stop at once, leave)
             raise KeyboardInterrupt
         holder = self.view.holder if self.view is not None else None
-        if holder is not None and (holder.host, holder.pid) != (this_host(), self.flow.pid):  # our flow is a standby
+        if holder is not None and not self.flow.is_holder(holder):  # our flow is a standby
             self.flow.terminate()
             self.show("notice", "stopping the standby controller; the job continues under the controller that runs it")
             raise KeyboardInterrupt

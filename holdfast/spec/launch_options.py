@@ -80,7 +80,7 @@ class LaunchOptions:
             "nnodes": self.nnodes,
             "nproc_per_node": self.nproc_per_node,
             "spare_nodes": self.spare_nodes,
-            "hot_spares": int(self.hot_spares) if (self.hot_spares or "").isdecimal() else self.hot_spares,
+            "hot_spares": int(self.hot_spares) if self.hot_spares and self.hot_spares.isdecimal() else self.hot_spares,
             "workdir": self.workdir,
             "python": self.python,
             "env": dict(self.env) or None,

@@ -132,7 +132,7 @@ def test_the_printed_job_is_a_job_file_that_describes_the_same_job(here: Command
     (tmp_path / "elsewhere" / "job.yaml").write_text(text)
     job, cluster = load_job(tmp_path / "elsewhere" / "job.yaml")
     assert job == TrainingJob.model_validate(found["job"])
-    assert cluster is not None
+    assert isinstance(cluster, LocalCluster)
     assert (cluster.name, cluster.names) == ("train", ["node-0", "node-1"])
 
 

@@ -13,7 +13,7 @@ from holdfast.cli.commands.watch.status import status
 from holdfast.control.backup import standby as backup
 from holdfast.control.backup.standby import BackupPrerequisites
 from holdfast.control.supervisor.flow_run import FlowRun
-from holdfast.control.supervisor.leadership import StandbyController, take_leadership
+from holdfast.control.supervisor.leadership import Leadership, StandbyController, take_leadership
 from holdfast.control.supervisor.supervise import control_job
 from holdfast.errors import BadParameters, UnusableFile
 from holdfast.history import History, Lease, LeaseRenewer, acquire, holder_of, queries
@@ -104,4 +104,5 @@ def test_a_running_job_is_reattached_where_its_ranks_could_not_be_counted(histor
     job = a_job(spec=recorded, cluster=cluster.model_dump(mode="json"), directory=str(tmp_path))
     release_lease(history, acquire(history, job, holder="the flow of another host"))
     taken = take_leadership(history, spec, cluster, FlowRun())
+    assert isinstance(taken, Leadership)
     assert (taken.runs_already, taken.job.id, taken.spec.nproc_per_node) == (True, job.id, 2)

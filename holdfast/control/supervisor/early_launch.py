@@ -1,8 +1,8 @@
 """Launch a job before its flow can, since Prefect takes seconds to start and the ranks need not wait for it.
 
-`holdfast.prefect.server` starts this program, the launcher, before it starts anything else. It takes the job's lease, submits the job and
-launches it, as the flow's launch task does, and collects what the ranks report, but decides nothing: faults wait for the flow. When the flow
-is ready to control the job it has the launcher detach (`hand_over`), and reattaches to the job, as to any that runs without a controller.
+`holdfast.prefect.server` starts this program, the launcher, before anything else. It takes the job's lease, submits the job and launches
+it, as the flow's launch task does, and collects what the ranks report, but decides nothing: faults wait for the flow. When the flow is
+ready to control the job, it has the launcher detach (`hand_over`), and reattaches to the job, as to any that runs without a controller.
 Until then the launcher ends the job if that is requested, and if the process of the flow dies.
 """
 
@@ -75,7 +75,7 @@ def hand_over() -> HandOver:
 
 
 def abandon(number: int) -> None:
-    """Have the launcher, if any is left, end its job (`STOP`) or detach from it (`DETACH`), as no flow will control it; wait until it has."""
+    """Have a launcher that is left end its job (`STOP`) or detach from it (`DETACH`), as no flow will control it; wait until it has."""
     _end(number)
 
 
@@ -108,8 +108,10 @@ def main(arguments: list[str]) -> int:
     from policies.states import State  # noqa: PLC0415
 
     described = json.loads(Path(arguments[0]).read_text())
+    signal.signal(STOP, _terminated)
     ended = False
-    with suppress(HoldfastError), control_job(TrainingJob.model_validate(described["job"]), cluster_of(described["cluster"])) as run:
+    job, cluster = TrainingJob.model_validate(described["job"]), cluster_of(described["cluster"])
+    with suppress(HoldfastError, Terminated), control_job(job, cluster) as run:
         if isinstance(run, JobController):
             run.launcher = True
             try:
@@ -120,16 +122,24 @@ def main(arguments: list[str]) -> int:
     return ENDED if ended else 0
 
 
+class Terminated(BaseException):
+    """This process received SIGTERM and was too busy to take it as a request."""
+
+
+def _terminated(*_: object) -> None:
+    raise Terminated
+
+
 def _launch(run: JobController) -> None:
     """Launch the job and collect what its ranks report until the flow takes over (`JobDetached`), or until the job is to end."""
-    from holdfast.control.supervisor.controller import SLICE, ending  # noqa: PLC0415
+    from holdfast.control.supervisor.controller import TICK, ending  # noqa: PLC0415
     from holdfast.control.supervisor.launch import begin  # noqa: PLC0415
 
     launching = True
     while (turn := ending(run)) is None:
         if launching:
             launching = begin(run) is None
-        run.pump(0.0 if launching else SLICE)
+        run.pump(0.0 if launching else TICK)
     run.move(*turn)
 
 
