@@ -51,7 +51,7 @@ def test_incidents_are_a_sentence_each_the_newest_first() -> None:
     sentence = "rank 1 on node-1 was killed (SIGKILL); hot spare on node-2 took over; training again after 260 ms, 0 steps lost"
     assert lines[0] == f"- [Incident 19](http://ui/19): 14:02:11 {sentence}"
     assert len(lines) == MOST_INCIDENTS
-    assert "9 earlier incidents: `holdfast status gpt --events`" in page
+    assert "9 earlier incidents: `holdfast incidents gpt`" in page
     assert description(facts(cases=[ended()])).endswith("last incident: rank 1 on node-1 killed (SIGKILL), recovered in 260 ms")
 
 

@@ -22,11 +22,12 @@ from holdfast.accounting.ledger import Ledger, TimeCategory
 from holdfast.accounting.losses import FailureCosts, losses
 from holdfast.accounting.timeline_reader import COMPUTE
 from holdfast.errors import NotWritable
-from holdfast.history.models import FaultRecord, Incident, IncidentDiagnosis, Job, JobEvent, JobTransition
+from holdfast.history.models import FaultRecord, Incident, IncidentDiagnosis, Job, JobEvent, JobTransition, NodeStatusChange
 from holdfast.history.store import History
 from holdfast.report import wording, write_report
 from holdfast.report.case import IncidentCase
 from holdfast.report.cost_table import hours
+from holdfast.report.next_steps import next_steps
 from holdfast.report.pages.drawing import SvgTheme
 from holdfast.report.pages.job_history import JobHistory, StepColumns, read_history
 from holdfast.report.pages.report_page import page, tiles
@@ -421,3 +422,15 @@ def test_next_steps_follow_from_what_happened(parsed: Parsed, name: str, command
     found = [one.words for one in parsed(name).find("code", class_="command")]
     assert command in found
     assert not [one for one in found if one.startswith(others)]
+
+
+def test_only_nodes_that_this_job_lost_or_released_are_a_next_step(history: History) -> None:
+    """A lost node is tested, a released one is looked at, and what other jobs say of their nodes is theirs."""
+    begun = filled.launched(history)
+    begun.stand("node-1", "lost", "the node does not answer")
+    begun.stand("node-2", "excluded", "rank(s) 3 were moved to node-0")
+    begun.add(NodeStatusChange(cluster="local", node="node-0", at=begun.clock, status="excluded", reason="", job_id="another"))
+    job = begun.write()
+    read = read_history(history, job, now=begun.clock + 60)
+    found = next_steps(job, read.bill, read.cases, {one.node: one for one in read.status_changes})
+    assert [one.command for one in found if "node" in one.command] == ["holdfast node burn-in node-1", "holdfast node ls node-2"]
