@@ -229,7 +229,9 @@ def to_do(case: IncidentCase, job: str, quarantined: Mapping[str, str]) -> str:
     """Return what a person should do about an incident; *quarantined* are the nodes that it took out of service, and why."""
     actions = [of_quarantine(node, reason) for node, reason in quarantined.items()]
     if case.incident.outcome == "gave-up":
-        actions.insert(0, f"{fix(case.incident.kind)}; then run the job again: `holdfast run {job}.yaml` goes on from its newest checkpoint")
+        actions.insert(
+            0, f"{fix(case.incident.kind)}; then run the job again: `holdfast run {job}.yaml` goes on from its newest checkpoint"
+        )
     return ". ".join(actions) or NOTHING_TO_DO
 
 

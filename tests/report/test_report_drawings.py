@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.control.state.incidents import PHASES
 from holdfast.history.models import Phase
 from holdfast.history.store import History
 from holdfast.report.pages.axes import time_ticks
@@ -143,18 +144,17 @@ def test_a_time_axis_is_neither_crowded_nor_ambiguous(seconds: float, pixels: in
     assert 1 <= len(ticks) <= max(3, pixels / 66 + 1)
 
 
-@pytest.mark.parametrize(
-    ("spelt", "name"),
-    [
-        ("detect", "detect"), ("reschedule (T1)", "reschedule"), ("T2 communication", "communication"), ("warm_up", "warm-up"),
-        ("Warmup", "warm-up"), ("failed-attempt", "failed attempt"), ("rollback", "rollback"), ("coffee", "other"), ("", "other"),
-    ],
-)  # fmt: skip
-def test_a_phase_is_known_however_it_is_spelt(spelt: str, name: str) -> None:
-    """What is not known keeps its own name and is drawn as something else."""
-    assert kind_of(spelt).name == name
-    (part,) = parts([Phase(job_id="j", incident_id="i", position=0, name=spelt, seconds=2.0)])
-    assert part.label == (spelt if part.kind is OTHER else part.kind.label)
+def test_every_phase_that_a_controller_records_has_a_kind() -> None:
+    """The names are written in one place and explained in another."""
+    assert {kind.name for kind in KINDS} == set(PHASES)
+
+
+@pytest.mark.parametrize(("recorded", "name"), [("detect", "detect"), ("warm-up", "warm-up"), ("coffee", "other"), ("", "other")])
+def test_a_phase_that_is_not_known_keeps_its_name(recorded: str, name: str) -> None:
+    """It is drawn as something else."""
+    assert kind_of(recorded).name == name
+    (part,) = parts([Phase(job_id="j", incident_id="i", position=0, name=recorded, seconds=2.0)])
+    assert part.label == (recorded if part.kind is OTHER else part.kind.label)
     assert part.share == 1.0
 
 

@@ -53,7 +53,7 @@ LARGEST_LOSS = 1e30
 """A greater loss counts as infinite: it would break the arithmetic of a plot."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StepColumns:
     """Every reported step, ordered by generation and time: one array per column, all of the same length."""
 
@@ -69,7 +69,7 @@ class StepColumns:
     def __len__(self) -> int:
         return len(self.step)
 
-    @property
+    @cached_property
     def kept(self) -> Places:
         """Return the positions of the steps that were kept, in ascending step."""
         positions = np.flatnonzero(~self.lost)
@@ -79,6 +79,28 @@ class StepColumns:
     def with_loss(self) -> bool:
         """Return whether there is any finite loss."""
         return bool(np.isfinite(self.loss).any())
+
+    @cached_property
+    def weights(self) -> Floats:
+        """Return how many steps each report stands for: a script may report every tenth step only."""
+        found = np.ones(len(self))
+        for number in np.unique(self.generation):
+            positions = np.flatnonzero(self.generation == number)
+            between = np.diff(self.step[positions]).clip(min=1)
+            if len(between):
+                found[positions] = np.concatenate(([between.min()], between))
+        return found
+
+    @cached_property
+    def per_step(self) -> Floats:
+        """Return the seconds of each step: what was reported, or where steps were left out, the time since the report before."""
+        found = self.seconds.copy()
+        for number in np.unique(self.generation):
+            positions = np.flatnonzero(self.generation == number)
+            counted = self.weights[positions][1:]
+            left_out = counted > 1
+            found[positions[1:][left_out]] = (np.diff(self.at[positions]) / counted)[left_out]
+        return np.nan_to_num(found, nan=0.0, posinf=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,9 +162,19 @@ class JobHistory:
         """Return the incidents that have a card on the page."""
         return self.cases[-MOST_INCIDENTS:]
 
+    @cached_property
+    def generation_ends(self) -> list[tuple[Generation, float]]:
+        """Return each generation with its end (seconds since 1970): its own, the begin of the next one, or the end of the job."""
+        after = [*(one.at for one in self.generations[1:]), self.end]
+        return [(one, one.ended_at or end) for one, end in zip(self.generations, after, strict=True)]
+
+    @cached_property
+    def _with_card(self) -> frozenset[int]:
+        return frozenset(case.incident.number for case in self.shown_cases)
+
     def anchor(self, incident: Incident) -> str:
         """Return the address of the card of *incident* within the page, or of the list if it has none."""
-        return f"#incident-{incident.number}" if incident in [case.incident for case in self.shown_cases] else "#incidents"
+        return f"#incident-{incident.number}" if incident.number in self._with_card else "#incidents"
 
     def downtime(self, incident: Incident) -> float:
         """Return the downtime of an incident in seconds, until the end while it is open; one that passed by itself has none."""
