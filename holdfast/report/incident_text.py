@@ -58,7 +58,7 @@ RULES: Final[Mapping[str, str]] = {
     "StopForUserError": "fail the job because the script is at fault",
     "StopWithoutProgress": "fail the job after recoveries without a new step",
     "StopWhenSpent": "fail the job after too many recoveries",
-    "ExcuseWhenCorrelated": "blame no node, because many nodes have the fault",
+    "ExcuseWhenCorrelated": "attribute the fault to no node, because many nodes have it",
     "LeaveWhenRecurring": "leave the node, because it had this fault often",
     "LeaveWhenFlapping": "leave the node, because the fault comes and goes",
     "RollBack": "go back to an earlier checkpoint",

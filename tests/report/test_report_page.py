@@ -24,7 +24,7 @@ from holdfast.accounting.timeline_reader import COMPUTE
 from holdfast.errors import NotWritable
 from holdfast.history.models import FaultRecord, Incident, IncidentDiagnosis, Job, JobEvent, JobTransition, NodeStatusChange
 from holdfast.history.store import History
-from holdfast.report import wording, write_report
+from holdfast.report import wording, write_cost, write_report
 from holdfast.report.case import IncidentCase
 from holdfast.report.cost_table import hours
 from holdfast.report.next_steps import next_steps
@@ -391,6 +391,25 @@ def test_a_forwarded_page_describes_itself_and_names_no_secret(history: History)
     assert "train_gpt.py" in names["Command"]
     assert "swordfish" not in root.text
     assert yaml.safe_load(root.find("pre")[-2].text)["name"] == "bytes-gpt"
+
+
+def test_a_page_about_costs_describes_its_jobs(history: History, tmp_path: Path) -> None:
+    """Of one job it has the files, of several what they have in common, with the number of jobs where they differ."""
+    versions = ("2.13.0+cpu", "2.13.0+cpu", "2.12.0")
+    jobs = []
+    for number, version in enumerate(versions):
+        begun = filled.launched(history, name=f"job-{number}")
+        begun.train(3)
+        begun.job.provenance = {"torch": version}
+        jobs.append(begun.write())
+    one = Page(write_cost(history, bill(history, jobs[0]), jobs[0], tmp_path / "one.html").read_text()).root
+    assert yaml.safe_load(one.find("pre")[-2].text)["name"] == "bytes-gpt"
+    assert "swordfish" not in one.text
+    every = Page(write_cost(history, bill(history), None, tmp_path / "all.html").read_text()).root
+    facts = {row.find("dt")[0].words: row.find("dd")[0].words for row in every.find("dl", class_="settings")[0].find("div")}
+    assert (facts["Jobs"], facts["Clusters"]) == ("3", "local local")
+    assert facts["PyTorch"] == "2.13.0+cpu (2 jobs), 2.12.0 (1 job)"
+    assert every.find("pre") == []
 
 
 def test_internals_of_the_program_are_not_on_the_page(pages: Pages) -> None:

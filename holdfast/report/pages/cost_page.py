@@ -14,6 +14,7 @@ from holdfast.accounting.ledger import MEANING, UNFINISHED, TimeCategory
 from holdfast.report import cost_table, wording
 from holdfast.report.cost_table import hours
 from holdfast.report.pages.axes import BarPart, bar_pitch, named_bar, shortened
+from holdfast.report.pages.configuration import Configuration
 from holdfast.report.pages.drawing import Drawing, DrawingBox, SvgTheme, drawing, image, style, svg
 from holdfast.report.pages.recoveries import COLORS
 from holdfast.report.pages.template_env import Tile, render
@@ -51,8 +52,8 @@ Rows = Sequence[tuple[str, Sequence[BarPart]]]
 Size = Literal["wide", "narrow"]
 
 
-def drawn(bill: Bill, job: str | None, kind: str) -> bytes:
-    """Return the file of this *kind*: ``html``, ``png`` or ``svg``."""
+def drawn(bill: Bill, job: str | None, kind: str, configuration: Configuration) -> bytes:
+    """Return the file of this *kind*: ``html``, ``png`` or ``svg``; only the first shows the *configuration*."""
     with style():
         if kind != "html":
             return _file(bill, kind, cost_table.heading(bill, job))
@@ -69,6 +70,7 @@ def drawn(bill: Bill, job: str | None, kind: str) -> bytes:
         span=cost_table.heading(bill, job),
         counted=cost_table.counted(bill),
         tiles=_tiles(bill),
+        configuration=configuration,
         categories=pictures[0],
         losses=pictures[1],
         left_out=sum(one.hours > 0 for one in bill.losses) - len(_shown_kinds(bill)),

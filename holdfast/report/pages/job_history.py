@@ -12,12 +12,10 @@ import numpy as np
 import sqlalchemy
 from sqlmodel import col, select
 
-from detectors.gpu_readings import GpuReading
 from holdfast.accounting.bill import Bill, bill
 from holdfast.accounting.losses import FailureCosts
 from holdfast.accounting.timeline_reader import recovered_at
 from holdfast.history import queries
-from holdfast.history.health_samples import latest_health
 from holdfast.history.lease import flow_run_url
 from holdfast.history.models import (
     Checkpoint,
@@ -34,6 +32,7 @@ from holdfast.history.models import (
 from holdfast.history.queries import TERMINAL
 from holdfast.history.store import History
 from holdfast.report.case import IncidentCase
+from holdfast.report.pages.configuration import gpus_of
 from holdfast.report.pages.thinning import Floats, Places
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
@@ -198,22 +197,9 @@ def read_history(history: History, job: Job, *, now: float) -> JobHistory:
         job_events=queries.job_events(history, job.id),
         steps=_steps(history, job, generations),
         bill=bill(history, job, now=now),
-        gpus=_gpus(history, job, generations),
+        gpus=gpus_of(history, job),
         flow_run_url=flow_run_url(history, job.id),
     )
-
-
-def _gpus(history: History, job: Job, generations: Sequence[Generation]) -> str:
-    """Return the most common GPU and driver of the nodes of the newest generation."""
-    nodes = generations[-1].ranks if generations else {}
-    known = latest_health(history, str(job.cluster.get("name", ""))) if nodes else {}
-    readings = [one.reading.gpus for node, one in known.items() if node in nodes and one.reading is not None]
-    found = [
-        f"{len(one.gpus)} × {one.gpus[0].name}, driver {one.driver_version}"  # noqa: RUF001 (times)
-        for one in readings
-        if isinstance(one, GpuReading) and isinstance(one.gpus, tuple) and one.gpus and isinstance(one.driver_version, str)
-    ]
-    return max(found, key=found.count, default="")
 
 
 def _cases(history: History, job: Job, faults: Mapping[str | None, list[FaultRecord]]) -> list[IncidentCase]:

@@ -8,6 +8,7 @@ from typing import Final
 
 from holdfast.report import profile_text
 from holdfast.report.pages import schedule
+from holdfast.report.pages.configuration import Configuration
 from holdfast.report.pages.drawing import style
 from holdfast.report.pages.template_env import render
 from holdfast.report.profiles import JobProfile
@@ -21,8 +22,8 @@ _SNAPSHOTS: Final = (
 )
 
 
-def drawn(profile: JobProfile, job: str, kind: str) -> bytes:
-    """Return the file of this *kind*: ``html``, ``png`` or ``svg``."""
+def drawn(profile: JobProfile, job: str, kind: str, configuration: Configuration) -> bytes:
+    """Return the file of this *kind*: ``html``, ``png`` or ``svg``; only the first shows the *configuration*."""
     with style():
         if kind != "html":
             return schedule.schedule_file(profile, kind, job)
@@ -33,6 +34,7 @@ def drawn(profile: JobProfile, job: str, kind: str) -> bytes:
         "profile.html.j2",
         job=job,
         profile=profile,
+        configuration=configuration,
         wide=pictures[0],
         narrow=pictures[1],
         legend=[(color.variable, text) for color, text in schedule.legend(profile)],

@@ -79,7 +79,7 @@ def page(history: JobHistory) -> str:
         gaps=history.steps.with_loss and len(history.steps) > np.count_nonzero(np.isfinite(history.steps.loss)),
         tiles=list(tiles(history)),
         sentence=_sentence(history),
-        configuration=configuration(history),
+        configuration=configuration(history.job, history.gpus),
         goodput={"categories": cost_page.goodput_rows(history.bill), "unit": history.bill.unit},
         rates=rates,
         rate_rows=list(throughput.rows(history, rates, MOST_ROWS)),
@@ -88,7 +88,7 @@ def page(history: JobHistory) -> str:
         next_steps=next_steps(history.job, history.bill, history.cases, {one.node: one for one in history.status_changes}),
         logs=lambda case: logs_command(history.job.name, case),
         log_files=lambda case: _log_files(history, case),
-        told_in=lambda reason, generation=None: _told_in(decided, reason, generation),
+        incident_of=lambda reason, generation=None: _incident_of(decided, reason, generation),
         fault_kinds=_fault_kinds(history),
         rule_text=incident_text.rule_text,
         sum_of_terms=phases.SUM,
@@ -212,7 +212,7 @@ def _decided(history: JobHistory) -> dict[str | int, int]:
     return found
 
 
-def _told_in(decided: Mapping[str | int, int], reason: str, generation: int | None) -> int | None:
+def _incident_of(decided: Mapping[str | int, int], reason: str, generation: int | None) -> int | None:
     """Return the incident whose card has *reason*, whole or as the beginning of a longer one, or that led to *generation*."""
     whole = decided.get(reason, decided.get(generation) if generation is not None else None)
     if whole is not None or len(reason) < _LONG_REASON:
