@@ -95,7 +95,7 @@ EXIT_EARLY: Final = _define(
 )
 STOPPED: Final = _define(
     id="worker-stopped",
-    title="A signal stopped a worker, and nobody lets it go on",
+    title="A signal stopped a worker, and none resumes it",
     source="process state",
     attributed_to=Attribution.PROCESS,
     action="kill it and restart the workers",

@@ -407,7 +407,7 @@ def test_a_page_about_costs_describes_its_jobs(history: History, tmp_path: Path)
     assert "swordfish" not in one.text
     every = Page(write_cost(history, bill(history), None, tmp_path / "all.html").read_text()).root
     facts = {row.find("dt")[0].words: row.find("dd")[0].words for row in every.find("dl", class_="settings")[0].find("div")}
-    assert (facts["Jobs"], facts["Clusters"]) == ("3", "local local")
+    assert (facts["Jobs"], facts["Clusters"]) == ("3", "local")
     assert facts["PyTorch"] == "2.13.0+cpu (2 jobs), 2.12.0 (1 job)"
     assert every.find("pre") == []
 

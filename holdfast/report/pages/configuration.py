@@ -88,7 +88,8 @@ def _counted(values: Iterable[str]) -> str:
 
 
 def _cluster(job: Job) -> str:
-    return " ".join(str(job.cluster[name]) for name in ("name", "kind") if job.cluster.get(name))
+    name, kind = (str(job.cluster.get(key) or "") for key in ("name", "kind"))
+    return f"{name} ({kind})" if name and kind and name != kind else name or kind
 
 
 def _facts(job: Job, gpus: str) -> Iterator[tuple[str, str]]:

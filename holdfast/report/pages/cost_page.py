@@ -36,7 +36,7 @@ CATEGORY_COLORS: Final = {
     TimeCategory.SPARE: SvgTheme.WAITING,
 }
 _WIDE: Final = DrawingBox(width=1000, height=0, left=190, right=84, top=8, bottom=44)
-_NARROW: Final = DrawingBox(width=350, height=0, left=2, right=66, top=4, bottom=44)
+_NARROW: Final = DrawingBox(width=350, height=0, left=2, right=84, top=4, bottom=44)
 _FILE: Final = DrawingBox(width=1000, height=0, left=190, right=84, top=52, bottom=0)
 _UNITS: Final = ((1, "h"), (60, "min"), (3600, "s"), (3_600_000, "ms"))
 """How many of each are in an hour."""
@@ -207,7 +207,7 @@ def _draw_rows(on: Drawing, rows: Rows, *, wide: bool, ticks: bool) -> None:
     axes.set_yticks([])
     ticks_at = MaxNLocator(max(2, on.box.columns // 90), steps=[1, 2, 5, 10]).tick_values(0, limit * factor)
     axes.xaxis.set_major_locator(FixedLocator([at / factor for at in ticks_at if at <= limit * factor]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * factor:,.6g} {unit}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * factor:,.6g} {unit}" if value else "0"))
     axes.grid(axis="x", visible=ticks)
     axes.tick_params(axis="x", labelbottom=ticks)
     axes.set_axisbelow(True)
