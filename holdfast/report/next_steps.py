@@ -39,7 +39,7 @@ def _about_state(job: str, bill: Bill, cases: Sequence[IncidentCase]) -> Iterato
     state = next((one.job for one in bill.jobs), None)
     newest = cases[-1].incident if cases else None
     if state is not None and state.state == "FAILED":
-        if newest is not None and newest.outcome == "gave-up":
+        if newest is not None and newest.outcome == "failed":
             fix = incident_text.fix(newest.kind)
             yield NextStep(text=fix[:1].upper() + fix[1:], command=_command("incidents", "show", str(newest.number), "--job", job))
         yield NextStep(text="Run the job again: it resumes from its newest checkpoint", command=_command("run", f"{job}.yaml"))
