@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from docs.generate import DOCS
 from tests.test_arrows import TOPS
-from tests.test_docs import DOCS, REPOSITORY, ROOT, SITE, name_of, without_code
+from tests.test_docs import REPOSITORY, ROOT, SITE, name_of, without_code
 
 PAGES = [page for page in [*SITE, *REPOSITORY] if page.name not in {"CHANGELOG.md", "changelog.md"}]
 ABOUT_CODE = [page for page in PAGES if DOCS / "explanation" in page.parents or page.name == "CONTRIBUTING.md"]
