@@ -16,6 +16,7 @@ from holdfast.report.pages.axes import time_ticks
 from holdfast.report.pages.job_history import read_history
 from holdfast.report.pages.report_page import page
 from holdfast.report.phases import KINDS, OTHER, kind_of, parts
+from tests.mentions import mentions
 from tests.report import filled, odd
 from tests.report.parsed import Element, Page
 
@@ -47,7 +48,7 @@ def test_the_loss_is_drawn_with_its_incidents_and_generations(parsed: Parsed, na
     assert {"1", "2", "3"} <= set(written)
     assert {"g2", "g3"} <= set(written)
     assert "incident 3: node-lost on node node-1" in tips(drawn)
-    assert "the loss went from 5.576 to 1.411. 3 incidents, 71 steps lost." in drawn.find("desc")[0].text
+    assert mentions(drawn.find("desc")[0].text, "5.576", "1.411", "3 incidents", "71 steps")
 
 
 def test_the_downtime_of_each_incident_is_drawn_over_time(parsed: Parsed) -> None:
@@ -114,7 +115,7 @@ def test_incidents_too_near_each_other_share_a_badge(parsed: Parsed) -> None:
 def test_a_close_up_is_drawn_for_each_incident_that_cost_steps(parsed: Parsed) -> None:
     """Before and after lie on each other; there is none where no step has a loss."""
     root = parsed("three_incidents")
-    assert "Thin: after resuming from step 100." in drawing(root, "near-1").find("desc")[0].text
+    assert mentions(drawing(root, "near-1").find("desc")[0].text, "step 122", "step 100")
     assert not parsed("unmanaged_steps").find("div", class_="inside")[0].find("svg", class_="drawing")
 
 
