@@ -22,7 +22,7 @@ _SIGNALS: Final[tuple[tuple[str, str, Attribution, int], ...]] = (
     ("SIGKILL", "was killed from outside: a person, a scheduler, or the kernel without leaving a trace", Attribution.PROCESS, 90),
     ("SIGSEGV", "touched memory that is not its own: a bug in native code, or bad memory", Attribution.PROCESS, 90),
     ("SIGBUS", "touched memory that cannot be had: /dev/shm full, a mapped file cut short, or bad memory", Attribution.PROCESS, 90),
-    ("SIGABRT", "gave up by itself: a C++ exception nobody caught, an assertion, glibc's heap check", Attribution.PROCESS, 60),
+    ("SIGABRT", "aborted itself: an uncaught C++ exception, an assertion, glibc's heap check", Attribution.PROCESS, 60),
     ("SIGFPE", "divided an integer by zero in native code", Attribution.PROCESS, 80),
     ("SIGILL", "met an instruction this CPU does not have: a wheel built for another CPU, or bad memory", Attribution.NODE, 85),
     ("SIGTRAP", "hit a breakpoint or a CHECK of native code", Attribution.PROCESS, 80),
