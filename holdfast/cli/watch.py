@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from holdfast.cli.rank_output import RankOutput
 from holdfast.cli.screens import Screen, screen_for
 from holdfast.errors import HistoryError, NoJob
 from holdfast.exit_codes import CONTROLLER_DIED, DETACHED, INTERRUPTED, OPERATOR_ERROR, status_of
-from holdfast.history import queries
+from holdfast.history import holder_of, queries
 from holdfast.history.models import Job, Request
 from holdfast.history.store import History
 from holdfast.prefect.server import is_configured
@@ -166,8 +166,7 @@ class JobWatcher:
         """Handle Ctrl-C: the first requests a stop, the second stops at once, the third leaves."""
         if self.flow is None or number > 2:  # noqa: PLR2004 (request, stop at once, leave)
             raise KeyboardInterrupt
-        holder = self.view.holder if self.view is not None else None
-        if holder is not None and not self.flow.is_holder(holder):  # our flow is a standby
+        if self._is_controlled_elsewhere():  # our flow is a standby
             self.flow.terminate()
             self.show("notice", "stopping the standby controller; the job continues under the controller that runs it")
             raise KeyboardInterrupt
@@ -182,6 +181,15 @@ class JobWatcher:
                 return
         self.flow.terminate()
         self.show("notice", "stopping the job at once. Ctrl-C again leaves this command and lets that continue")
+
+    def _is_controlled_elsewhere(self) -> bool:
+        """Return whether another controller than our flow has the job now: the last poll may have seen the launcher, which is gone since."""
+        assert self.flow is not None
+        holder = self.view.holder if self.view is not None else None
+        if self.job is not None:
+            with suppress(HistoryError):
+                holder = holder_of(self.history, self.job.id)
+        return holder is not None and not self.flow.is_holder(holder)
 
     def _ended(self, view: JobView) -> int:
         """Show the end of the job, and return the exit status."""
