@@ -183,7 +183,7 @@ class JobWatcher:
         self.show("notice", "stopping the job at once. Ctrl-C again leaves this command and lets that continue")
 
     def _is_controlled_elsewhere(self) -> bool:
-        """Return whether another controller than our flow has the job now: the last poll may have seen the launcher, which is gone since."""
+        """Return whether another controller than our flow has the job now: the last poll may have seen a launcher that is gone."""
         assert self.flow is not None
         holder = self.view.holder if self.view is not None else None
         if self.job is not None:
