@@ -16,6 +16,7 @@ import click
 from pydantic_core import PydanticCustomError
 
 from holdfast.errors import UnknownNode, UnknownOptionValue
+from holdfast.spec import Cluster, LocalCluster, load_cluster
 from holdfast.spec.units import parse_duration
 
 MAX_RANKS: Final = 1_000_000
@@ -60,6 +61,11 @@ def _date(text: str) -> float | None:
         return datetime.fromisoformat(text.strip()).timestamp()
     except (ValueError, OverflowError, OSError):
         return None
+
+
+def cluster_in(file: Path | None) -> Cluster:
+    """Return the cluster in *file*, or the cluster `local` on this machine where none is named."""
+    return load_cluster(file) if file is not None else LocalCluster()
 
 
 def named(cluster_file: Path | None) -> Path:

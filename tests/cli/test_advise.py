@@ -160,12 +160,12 @@ def test_a_job_without_checkpoints_is_advised(here: Command, book: History) -> N
     assert "a fault that goes back to a checkpoint restarts it from the beginning" in " ".join(text.split())
 
 
-@pytest.mark.parametrize("arguments", [["--every", "0"], ["--every", "-5"], ["--every", "often"], ["--every"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["--interval", "0"], ["--interval", "-5"], ["--interval", "often"], ["--interval"]], ids=" ".join)
 def test_an_invalid_interval_is_refused(arguments: list[str], here: Command, long: Author) -> None:
     """Status 2, the option by its name, nothing on stdout."""
     done = here("checkpoint", "advise", "gpt-large", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--every" in done.stderr
+    assert "--interval" in done.stderr
 
 
 def test_unknown_phases_and_invalid_specs_are_tolerated(here: Command, long: Author, book: History) -> None:

@@ -56,6 +56,15 @@ def test_a_job_names_its_cluster(here: Command, running: Author) -> None:
     assert (told["node"], told["state"], told["reason"]) == ("node-1", "held", "a planned removal")
 
 
+def test_the_cluster_of_a_job_precedes_the_one_of_the_environment(here: Command, running: Author, tmp_path: Path) -> None:
+    """HOLDFAST_CLUSTER only stands in where nothing else names one."""
+    assert running is not None
+    (tmp_path / "tiny.yaml").write_text("name: tiny\nnodes: 1\n")
+    told = json.loads(here("node", "drain", "node-1", "--job", "gpt-small", "--json", HOLDFAST_CLUSTER="tiny.yaml").stdout)
+    assert told["cluster"] == "local"
+    assert json.loads(here("node", "drain", "node-0", "--json").stdout)["cluster"] == "tiny"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -69,6 +78,7 @@ def test_a_job_names_its_cluster(here: Command, running: Author) -> None:
         (["node-1", "--in", "5m", "--cancel"], "cancels the drain"),
         (["node-1", "--reason", " "], "a reason is needed"),
         (["node-1", "--job", "nobody"], "nobody"),
+        (["node-1", "--cluster", "c.yaml", "--job", "a"], "name the cluster once"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

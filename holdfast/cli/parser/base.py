@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from holdfast import __version__
@@ -307,10 +308,31 @@ picture = click.option(
 since_option = click.option("--since", type=Since(), metavar="WHEN", help="Only what is newer: a duration such as 7d, or a date.")
 
 
-def cluster_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the option `--cluster`; *default* says which cluster is meant without it."""
+def cluster_option(default: str, *, first: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option `--cluster`; *default* says which cluster is meant without it.
+
+    Where it is not *first*, something else may name the cluster, too: the environment variable then stands in only where nothing does, and
+    the command gets its file as `default_cluster`.
+    """
     text = f"Cluster file; default: {default}."
-    return click.option("--cluster", "cluster_file", type=file_path, metavar="FILE", envvar=CLUSTER, show_envvar=True, help=text)
+    return click.option(
+        "--cluster",
+        "cluster_file",
+        type=file_path,
+        metavar="FILE",
+        envvar=CLUSTER,
+        show_envvar=True,
+        help=text,
+        callback=None if first else apart_from_default,
+    )
+
+
+def apart_from_default(context: click.Context, option: click.Parameter, given: Path | None) -> Path | None:
+    """Return the file that the user named now; what the environment names becomes `default_cluster`."""
+    assert option.name is not None
+    by_environment = context.get_parameter_source(option.name) is ParameterSource.ENVIRONMENT
+    context.params["default_cluster"] = given if by_environment else None
+    return None if by_environment else given
 
 
 of_cluster = cluster_option("the cluster `local` on this machine")

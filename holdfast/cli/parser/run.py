@@ -6,7 +6,7 @@ import click
 
 from holdfast.cli.parser.base import Duration, cluster_option, command, file_path, job_argument
 
-job_cluster = cluster_option("the job file's own, or this machine")
+job_cluster = cluster_option("the job file's own, or this machine", first=False)
 
 
 @command("run.run.run", "holdfast run job.yaml", "holdfast run job.yaml --cluster cluster.yaml --detach")
@@ -39,7 +39,7 @@ def run() -> None:
     "holdfast validate cluster.yaml",
 )
 @click.argument("file", type=file_path)
-@cluster_option("the job file's own, or this machine")
+@job_cluster
 def validate() -> None:
     """Check a job, cluster or policy file.
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import click
 
-from holdfast.cli.arguments import coming_time, known_nodes, operator
+from holdfast.cli.arguments import cluster_in, coming_time, known_nodes, operator
 from holdfast.cli.commands.nodes.listing import view_nodes
 from holdfast.cli.job_view import find_job
 from holdfast.cli.output import clock, echo, echo_json, hint
@@ -23,7 +23,7 @@ from holdfast.history.lease import holder_of
 from holdfast.history.models import Job
 from holdfast.history.store import History
 from holdfast.report.wording import NOTHING
-from holdfast.spec import Cluster, LocalCluster, load_cluster
+from holdfast.spec import Cluster
 from holdfast.stored_job import recorded_cluster
 from policies.cordons import Answer, CordonChanged, Node, OperatorRequest, Owner, QuarantineLimits
 from policies.quarantine import cancel_drain, hold, readmit, release, retire
@@ -58,7 +58,7 @@ def decommission(nodes: Sequence[str], *, reason: str, cluster_file: Path | None
 
 def _change(verb: Verb, nodes: Sequence[str], reason: str, cluster_file: Path | None, *, as_json: bool) -> int:
     """Carry out a request about nodes, and show them afterwards; raise an `OperatorError` for the first one that it is impossible for."""
-    cluster = load_cluster(cluster_file) if cluster_file else LocalCluster()
+    cluster = cluster_in(cluster_file)
     with closing(History.open()) as history:
         done, refused = _carry_out(history, cluster, nodes, reason, verb)
     if as_json:
@@ -84,6 +84,7 @@ def drain(  # noqa: PLR0913 (as many as the command has options)
     reason: str,
     cancel: bool,
     cluster_file: Path | None,
+    default_cluster: Path | None,
     job: str | None,
     as_json: bool,
 ) -> int:
@@ -93,16 +94,15 @@ def drain(  # noqa: PLR0913 (as many as the command has options)
     """
     if cancel and (by is not None or within is not None):
         raise click.UsageError("`--cancel` cancels the drain: leave `--by` and `--in` out, or leave `--cancel` out to change the time")
+    if cluster_file is not None and job is not None:
+        raise click.UsageError("name the cluster once: with `--cluster` or with `--job`")
     leave_by = _leave_by(by, within, time.time())
 
     def verb(present: Node, request: OperatorRequest) -> Answer:
         return cancel_drain(present, request) if cancel else begin_drain(present, request, leave_by=leave_by)
 
     with closing(History.open()) as history:
-        if job is not None:
-            cluster = recorded_cluster(find_job(history, job))
-        else:
-            cluster = load_cluster(cluster_file) if cluster_file else LocalCluster()
+        cluster = cluster_in(cluster_file or default_cluster) if job is None else recorded_cluster(find_job(history, job))
         done, refused = _carry_out(history, cluster, nodes, reason, verb)
         drained = [_DrainedNode.of(history, cluster, one) for one in done]
         if as_json:

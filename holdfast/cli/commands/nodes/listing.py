@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.cli.arguments import known_nodes
+from holdfast.cli.arguments import cluster_in, known_nodes
 from holdfast.cli.output import clock, echo_json, echo_table
 from holdfast.cluster import NodeView, names_of, open_cluster
 from holdfast.history import queries
@@ -20,7 +20,7 @@ from holdfast.history.health_samples import health_by_node
 from holdfast.history.models import Job, NodeStatusChange
 from holdfast.history.store import History
 from holdfast.report.wording import NOTHING
-from holdfast.spec import Cluster, LocalCluster, load_cluster
+from holdfast.spec import Cluster
 from policies.cordons import Cordon, CordonKind, Node
 from policies.maintenance import PlannedOutage, planned_outage
 from policies.node_health import HealthAssessment
@@ -68,7 +68,7 @@ def list_nodes(nodes: Sequence[str], cluster_file: Path | None, *, now: bool, as
 
     Machines that are reached by SSH are contacted only if *now* is set: that takes time on both ends.
     """
-    cluster = load_cluster(cluster_file) if cluster_file else LocalCluster()
+    cluster = cluster_in(cluster_file)
     at = time.time()
     with closing(History.open(create=False)) as history:
         moves, health = queries.node_statuses(history, cluster.name), health_by_node(history, cluster.name)

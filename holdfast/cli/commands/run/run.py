@@ -21,10 +21,17 @@ from holdfast.history.store import History
 
 
 def run(  # noqa: PLR0913 (as many as the command has options)
-    job_file: Path, cluster_file: Path | None, *, detach: bool, standby: bool, log_ranks: str | None, as_json: bool
+    job_file: Path,
+    cluster_file: Path | None,
+    *,
+    default_cluster: Path | None,
+    detach: bool,
+    standby: bool,
+    log_ranks: str | None,
+    as_json: bool,
 ) -> int:
     """Run the job in *job_file* and watch it, with the output of *log_ranks*; as a *standby*, even while another controller runs it."""
-    job, cluster = checked(job_file, cluster_file)
+    job, cluster = checked(job_file, cluster_file, default_cluster)
     wanted = ranks_in(log_ranks or ("none" if as_json or detach else "0"), job.max_nodes * job.ranks_per_node)
     with closing(wait_for_history(History.open, _waiting) if standby else History.open()) as history, StartLock(job.name) as lock:
         live, holder, known = wait_for_history(lambda: _present(history, job.name), _waiting) if standby else _present(history, job.name)

@@ -18,10 +18,10 @@ from holdfast.spec.policy import review_policy
 from holdfast.spec.problems import shown
 
 
-def validate(file: Path, cluster_file: Path | None, *, as_json: bool) -> int:
+def validate(file: Path, cluster_file: Path | None, *, default_cluster: Path | None, as_json: bool) -> int:
     """Show what a file describes, or all its problems."""
     kind = kind_of_file(file)
-    found, problems, text = _reviewed(kind, file, cluster_file)
+    found, problems, text = _reviewed(kind, file, cluster_file, default_cluster)
     if as_json:
         content = None if problems or found is None else found.model_dump(mode="json")
         listed = [dataclasses.asdict(one) for one in problems]
@@ -33,7 +33,9 @@ def validate(file: Path, cluster_file: Path | None, *, as_json: bool) -> int:
     return 0
 
 
-def _reviewed(kind: FileKind, file: Path, cluster_file: Path | None) -> tuple[BaseModel | None, list[Problem], str]:
+def _reviewed(
+    kind: FileKind, file: Path, cluster_file: Path | None, default_cluster: Path | None
+) -> tuple[BaseModel | None, list[Problem], str]:
     """Return what *file* describes as far as it is valid, its problems, and a sentence about it."""
     if kind == "policy":
         policy, problems = review_policy(file)
@@ -41,13 +43,13 @@ def _reviewed(kind: FileKind, file: Path, cluster_file: Path | None) -> tuple[Ba
     if kind == "cluster":
         draft = review_cluster(file)
         return draft.cluster, draft.problems, f"Cluster '{draft.cluster.name}' of kind {draft.cluster.kind}." if draft.cluster else ""
-    draft = review(file, cluster_file)
+    draft = review(file, cluster_file, default_cluster)
     return draft.job, draft.problems, summary(draft.job, draft.cluster or LocalCluster()) if draft.job else ""
 
 
-def checked(job_file: Path, cluster_file: Path | None) -> tuple[TrainingJob, Cluster]:
+def checked(job_file: Path, cluster_file: Path | None, default_cluster: Path | None) -> tuple[TrainingJob, Cluster]:
     """Return job and cluster if they have no problems; raise `BadFile` with all of them."""
-    draft = review(job_file, cluster_file)
+    draft = review(job_file, cluster_file, default_cluster)
     if draft.problems or draft.job is None:
         raise BadFile(shown(str(job_file)), tuple(draft.problems))
     cluster = draft.cluster or LocalCluster()
