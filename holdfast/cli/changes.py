@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from sqlmodel import SQLModel
 
-from holdfast.cli.job_view import JobView, last_step_of, newest_complete, newest_incident, ranks_by_node
+from holdfast.cli.job_view import WARNINGS, JobView, last_step_of, newest_complete, ranks_by_node
+from holdfast.cli.node_view import NodeRecords, cluster_name, nodes_of
 from holdfast.cli.recovery_view import Recovery, phase_times
 from holdfast.history import queries
-from holdfast.history.lease import flow_run_url, holder_of
+from holdfast.history.lease import leases_of
 from holdfast.history.models import DecisionRecord, Generation, Incident, Job, JobEvent, JobTransition, StepRecord
 from holdfast.history.store import History
 from holdfast.report import memory
@@ -91,32 +92,39 @@ class JobFollower:
         history, job = self._history, self._job.id
         generations, checkpoints = queries.generations(history, job), queries.checkpoints(history, job)
         incidents, transitions = queries.incidents(history, job), queries.transitions(history, job)
+        decisions, newest = queries.decisions(history, job), generations[-1] if generations else None
+        in_work = queries.faults(history, incident_id=incidents[-1].id) if incidents and incidents[-1].closed_at is None else []
+        holder, page = leases_of(history, [job]).get(job, (None, ""))
         changes = [
             *self._new(transitions, lambda row: transition_change(row, brief=in_recovery(row.at, incidents))),
             *self._new(generations, lambda row: generation_change(row, brief=in_recovery(row.at, incidents))),
-            *self._incident_changes(incidents, transitions),
+            *self._incident_changes(incidents, decisions, transitions),
             *self._new(checkpoints, lambda row: JobChange(event="checkpoint", at=row.at, text="", record=_record(row))),
             *self._new(queries.job_events(history, job), self._note_change),
         ]
         self._view = dataclasses.replace(
             self._view,
-            generation=generations[-1] if generations else None,
+            generation=newest,
             until=last_step_of(generations),
             checkpoint=newest_complete(checkpoints),
             snapshots=queries.newest_snapshots(history, job),
             memory_fault=queries.newest_fault(history, job, memory.FAULTS),
+            warnings=queries.faults_within(history, job, newest.number, WARNINGS) if newest else (),
             incidents=incidents,
             transitions=transitions,
-            **newest_incident(history, self._job, generations[-1] if generations else None, incidents, self._view.at),
-            holder=holder_of(history, job),
-            flow_run_url=flow_run_url(history, job),
+            decision=decisions[-1] if decisions else None,
+            nodes=nodes_of(NodeRecords.of(history, cluster_name(self._job)), self._job, newest, in_work, self._view.at),
+            holder=holder,
+            flow_run_url=page,
         )
         return sorted(changes, key=lambda change: change.at), self._view
 
-    def _incident_changes(self, incidents: list[Incident], transitions: Sequence[JobTransition]) -> Iterator[JobChange]:
+    def _incident_changes(
+        self, incidents: Sequence[Incident], decisions: Sequence[DecisionRecord], transitions: Sequence[JobTransition]
+    ) -> Iterator[JobChange]:
         numbers = {one.id: one.number for one in incidents}
         yield from self._new(incidents, opened_change)
-        yield from self._new(queries.decisions(self._history, self._job.id), lambda row: self._decision_change(row, numbers))
+        yield from self._new(decisions, lambda row: self._decision_change(row, numbers))
         for one in incidents:
             if one.closed_at is not None and self._is_new(f"{one.id} closed"):
                 yield closed_change(Recovery(incident=one, at=one.closed_at, transitions=transitions))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sqlmodel import col, select
 
-from holdfast.cli.node_view import JobNodes, nodes_of
+from holdfast.cli.node_view import JobNodes, NodeRecords, cluster_name, nodes_of
 from holdfast.cli.recovery_view import Recovery
 from holdfast.errors import NoJob, UnknownJob
 from holdfast.history import queries
-from holdfast.history.lease import flow_run_url, holder_of
+from holdfast.history.lease import leases_of
 from holdfast.history.models import (
     Checkpoint,
     DecisionRecord,
@@ -84,9 +84,7 @@ class JobView:
     transitions: Sequence[JobTransition] = ()
     """All transitions, oldest first."""
     decision: DecisionRecord | None = None
-    """The newest decision about the newest incident."""
-    faults: Sequence[FaultRecord] = ()
-    """Faults of the newest incident."""
+    """The newest decision."""
     nodes: JobNodes = field(default_factory=JobNodes)
     holder: Lease | None = None
     flow_run_url: str = ""
@@ -147,7 +145,7 @@ class JobView:
             return None
         newest = self.incident or self.incidents[-1]
         mine = self.decision if self.decision is not None and self.decision.incident_id == newest.id else None
-        found = Recovery(incident=newest, at=self.at, transitions=self.transitions, decision=mine, faults=self.faults)
+        found = Recovery(incident=newest, at=self.at, transitions=self.transitions, decision=mine)
         return found if found.is_shown and not self.ended else None
 
     @property
@@ -257,7 +255,7 @@ class JobView:
             "at_risk": self.at_risk.as_record() if self.at_risk else None,
             "at_risk_with_node": self.at_risk_with_node.as_record() if self.at_risk_with_node else None,
             "warnings": [
-                {"kind": one.kind, "at": one.at, "target": one.target, "step": one.step, "evidence": one.evidence["quote"]}
+                {"kind": one.kind, "at": one.at, "target": one.target, "step": one.step, "evidence": one.evidence.get("quote", "")}
                 for one in self.warnings
             ],
             "incidents": len(self.incidents),
@@ -271,40 +269,65 @@ class JobView:
 
 def view_job(history: History, job: Job) -> JobView:
     """Read what the history knows of *job* now."""
-    last = queries.last_step(history, job.id)
-    generation = queries.newest_generation(history, job.id)
-    incidents = queries.incidents(history, job.id)
+    (found,) = view_jobs(history, [job])
+    return found
+
+
+def view_jobs(history: History, jobs: Sequence[Job]) -> list[JobView]:
+    """Read what the history knows of *jobs* now, with the same number of queries however many there are."""
+    ids = [job.id for job in jobs]
+    generations = queries.by_job(history, Generation, ids, order=col(Generation.number))
+    newest = {job: found[-1] for job, found in generations.items() if found}
+    last = queries.last_steps(history, ids)
+    steps = queries.steps_after(history, {job: step.at - max(WINDOW * step.seconds, 0.5) for job, step in last.items()})
+    checkpoints, transitions = queries.by_job(history, Checkpoint, ids), queries.by_job(history, JobTransition, ids)
+    snapshots = queries.by_job(history, Snapshots, ids, order=col(Snapshots.generation))
+    incidents = queries.by_job(history, Incident, ids, order=col(Incident.number))
+    faults = queries.by_job(history, FaultRecord, ids, col(FaultRecord.kind).in_({*WARNINGS, *memory.FAULTS}))
+    decisions = queries.by_job(history, DecisionRecord, ids, col(DecisionRecord.incident_id).in_(_newest_ids(incidents)))
+    in_work = queries.by_job(history, FaultRecord, ids, col(FaultRecord.incident_id).in_(_open_ids(incidents)))
+    leases = leases_of(history, ids)
     now = time.time()
-    return JobView(
-        job=job,
-        at=now,
-        move=queries.state_of(history, job.id),
-        generation=generation,
-        until=last_step_of(queries.generations(history, job.id)),
-        steps=queries.steps(history, job.id, after=last.at - max(WINDOW * last.seconds, 0.5)) if last else [],
-        checkpoint=newest_complete(queries.checkpoints(history, job.id)),
-        snapshots=queries.newest_snapshots(history, job.id),
-        memory_fault=queries.newest_fault(history, job.id, memory.FAULTS),
-        warnings=queries.faults_within(history, job.id, generation.number, WARNINGS) if generation else (),
-        incidents=incidents,
-        transitions=queries.transitions(history, job.id),
-        **newest_incident(history, job, generation, incidents, now),
-        holder=holder_of(history, job.id),
-        flow_run_url=flow_run_url(history, job.id),
-    )
+    records = {name: NodeRecords.of(history, name) for name in {cluster_name(job) for job in jobs}}
+    found = list[JobView]()
+    for job in jobs:
+        generation = newest.get(job.id)
+        holder, page = leases.get(job.id, (None, ""))
+        found.append(
+            JobView(
+                job=job,
+                at=now,
+                move=transitions[job.id][-1] if transitions[job.id] else None,
+                generation=generation,
+                until=last_step_of(generations[job.id]),
+                steps=steps.get(job.id, []),
+                checkpoint=newest_complete(checkpoints[job.id]),
+                snapshots=snapshots[job.id][-1] if snapshots[job.id] else None,
+                memory_fault=next((one for one in reversed(faults[job.id]) if one.kind in memory.FAULTS), None),
+                warnings=warnings_of(generation, faults[job.id]),
+                incidents=incidents[job.id],
+                transitions=transitions[job.id],
+                decision=decisions[job.id][-1] if decisions[job.id] else None,
+                nodes=nodes_of(records[cluster_name(job)], job, generation, in_work[job.id], now),
+                holder=holder,
+                flow_run_url=page,
+            )
+        )
+    return found
 
 
-def newest_incident(history: History, job: Job, generation: Generation | None, incidents: Sequence[Incident], now: float) -> dict[str, Any]:
-    """Read the fields of `JobView` that concern the newest incident, and the nodes as it left them."""
-    newest = incidents[-1] if incidents else None
-    faults = queries.faults(history, incident_id=newest.id) if newest else []
-    decisions = queries.decisions(history, incident_id=newest.id) if newest else []
-    in_work = faults if newest is not None and newest.closed_at is None else []
-    return {
-        "decision": decisions[-1] if decisions else None,
-        "faults": faults,
-        "nodes": nodes_of(history, job, generation, in_work, now),
-    }
+def _newest_ids(incidents: Mapping[str, Sequence[Incident]]) -> list[str]:
+    return [found[-1].id for found in incidents.values() if found]
+
+
+def _open_ids(incidents: Mapping[str, Sequence[Incident]]) -> list[str]:
+    """Return the newest incidents of jobs, as far as they are open."""
+    return [found[-1].id for found in incidents.values() if found and found[-1].closed_at is None]
+
+
+def warnings_of(generation: Generation | None, faults: Sequence[FaultRecord]) -> list[FaultRecord]:
+    """Return those of *faults* that *generation* trains through."""
+    return [one for one in faults if generation is not None and one.generation == generation.number and one.kind in WARNINGS]
 
 
 def last_step_of(generations: Sequence[Generation]) -> int | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from holdfast.history import queries
 from holdfast.history.health_samples import health_by_node
-from holdfast.history.models import FaultRecord, Generation, Job
+from holdfast.history.models import FaultRecord, Generation, Job, NodeStatusChange
 from holdfast.history.store import History
 from holdfast.report.wording import plural, ranks
-from policies.node_health import NodeHealthState
+from policies.node_health import HealthAssessment, NodeHealthState
 
 SUSPECT: Final = frozenset({"suspect", "lost", "excluded"})
 """States of a node, as the job's controller records them, that are conditions to show."""
@@ -92,14 +92,34 @@ def _names(names: Iterable[str], most: int = 4) -> str:
     return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")
 
 
-def nodes_of(history: History, job: Job, generation: Generation | None, faults: Sequence[FaultRecord], now: float) -> JobNodes:
-    """Read the condition of the nodes of *generation*; *faults* are those of the incident that is open."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecords:
+    """What the history has of the nodes of one cluster."""
+
+    statuses: Mapping[str, NodeStatusChange]
+    """By node, as jobs recorded it last."""
+    health: Mapping[str, HealthAssessment]
+    """By node, as it was checked last."""
+
+    @classmethod
+    def of(cls, history: History, cluster: str) -> Self:
+        """Read it."""
+        return cls(statuses=queries.node_statuses(history, cluster), health=health_by_node(history, cluster))
+
+
+def cluster_name(job: Job) -> str:
+    """Return the name of the cluster of *job*."""
+    return str(job.cluster.get("name"))
+
+
+def nodes_of(records: NodeRecords, job: Job, generation: Generation | None, faults: Sequence[FaultRecord], now: float) -> JobNodes:
+    """Return the condition of the nodes of *generation*; *faults* are those of the incident that is open."""
     if generation is None:
         return JobNodes()
     facts = generation.facts or {}
-    recorded = _recorded(history, job)
+    recorded = _recorded(records, job)
     suspect = {node: one for node, one in recorded.items() if one[2]}
-    conditions = {**recorded, **_probed(history, job, now), **suspect, **_faulty(faults)}
+    conditions = {**recorded, **_probed(records, now), **suspect, **_faulty(faults)}
     hot = {str(node): int(number) for node, number in (facts.get("hot_spares") or {}).items()}
 
     def one(node: str, held: Sequence[int] = ()) -> JobNode:
@@ -117,20 +137,19 @@ def nodes_of(history: History, job: Job, generation: Generation | None, faults: 
     )
 
 
-def _probed(history: History, job: Job, now: float) -> dict[str, tuple[str, str, bool]]:
+def _probed(records: NodeRecords, now: float) -> dict[str, tuple[str, str, bool]]:
     """Return condition, reason and whether it is bad, by node, as the last probe found it."""
     found = dict[str, tuple[str, str, bool]]()
-    for node, health in health_by_node(history, str(job.cluster.get("name"))).items():
+    for node, health in records.health.items():
         if health.is_fresh(now):
             why = "" if health.status == NodeHealthState.HEALTHY else "; ".join(health.evidence[:2])
             found[node] = (str(health.status), why, health.is_bad)
     return found
 
 
-def _recorded(history: History, job: Job) -> dict[str, tuple[str, str, bool]]:
+def _recorded(records: NodeRecords, job: Job) -> dict[str, tuple[str, str, bool]]:
     """Return the same as the job's controller recorded it."""
-    rows = queries.node_statuses(history, str(job.cluster.get("name")))
-    return {node: (row.status, row.reason, row.status in SUSPECT) for node, row in rows.items() if row.job_id == job.id}
+    return {node: (row.status, row.reason, row.status in SUSPECT) for node, row in records.statuses.items() if row.job_id == job.id}
 
 
 def _faulty(faults: Sequence[FaultRecord]) -> dict[str, tuple[str, str, bool]]:

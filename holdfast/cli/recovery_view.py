@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from holdfast.history.models import DecisionRecord, FaultRecord, Incident, JobTransition
+from holdfast.history.models import DecisionRecord, Incident, JobTransition
 from holdfast.report.wording import duration
 from policies.states import State
 
@@ -53,7 +53,6 @@ class Recovery:
     """Transitions of the job, oldest first."""
     decision: DecisionRecord | None = None
     """The newest one."""
-    faults: Sequence[FaultRecord] = ()
 
     @property
     def is_over(self) -> bool:

@@ -57,6 +57,11 @@ def test_bash_completes_jobs_nodes_and_incidents(completions: Completions, runni
     """From the history, and from the cluster file."""
     assert completions("status", "gpt") == ["gpt-small"]
     assert completions("incidents", "show", "") == ["1", "2", "3"]
+    assert completions("incidents", "sh") == ["show"]
+    assert completions("incidents", "gpt") == ["gpt-small"]
+    assert completions("incidents", "") == ["ls", "show", "gpt-small"]
+    assert completions("incidents", "--js") == ["--json"]
+    assert completions("incidents", "gpt-small", "--js") == ["--json"]
     (tmp_path / "cluster.yaml").write_text("name: small\nnodes: 3\n")
     assert completions("node", "cordon", "--cluster", "cluster.yaml", "node-") == ["node-0", "node-1", "node-2"]
     assert completions("node", "drain", "", HOLDFAST_CLUSTER="cluster.yaml") == ["node-0", "node-1", "node-2"]

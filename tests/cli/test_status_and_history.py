@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine, event
 
 from holdfast.history import FaultRecord, acquire, queries
 from holdfast.history.health_samples import save_sweep
@@ -245,6 +246,35 @@ def test_show_quotes_a_traceback_once(here: Command, running: Author, book: Hist
     text = here("incidents", "show", "3", "--job", "gpt-small").stdout
     assert text.count(TRACEBACK.splitlines()[-1]) == 1
     assert "detail: as of worker-exception on rank 3 on n2 above" in text
+
+
+@pytest.mark.parametrize("words", [["ps"], ["ps", "--json"], ["ps", "-a", "--json"]], ids=" ".join)
+def test_a_list_takes_as_many_queries_for_many_jobs_as_for_one(words: list[str], here: Command, book: History) -> None:
+    """Each of them takes a round trip to a PostgreSQL server."""
+    queries: list[str] = []
+
+    def listed(jobs: int) -> tuple[int, int]:
+        queries.clear()
+        done = here(*words)
+        assert sum(f"job-{number}" in done.stdout for number in range(jobs)) == jobs, done.stderr
+        return jobs, len(queries)
+
+    def count(*given: object) -> None:
+        queries.append(str(given[2]))
+
+    event.listen(Engine, "before_cursor_execute", count)
+    try:
+        counts = []
+        for number in range(3):
+            author = Author(book, f"job-{number}", time.time() - 60)
+            author.generation(1, {"n0": [0, 1]}, seconds=1)
+            author.move("RUNNING", "it trains", seconds=2)
+            author.steps(1, 10 + number, generation=1, seconds=3)
+            counts.append(listed(number + 1))
+    finally:
+        event.remove(Engine, "before_cursor_execute", count)
+    assert [queries for _, queries in counts] == [counts[0][1]] * 3
+    assert counts[0][1] > 0
 
 
 def test_nodes_shows_present_and_recorded_states(here: Command, running: Author) -> None:

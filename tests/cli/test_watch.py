@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from functools import partial
 
 import pytest
@@ -16,11 +17,11 @@ import pytest
 from holdfast.cli import watch as watching
 from holdfast.cli.changes import JobChange, JobFollower
 from holdfast.cli.frame import sparkline
-from holdfast.cli.job_view import JobView
+from holdfast.cli.job_view import JobView, view_job
 from holdfast.cli.screens import PlainLines
 from holdfast.cli.watch import JobWatcher, Signals
 from holdfast.history import queries
-from holdfast.history.models import Incident
+from holdfast.history.models import FaultRecord, Incident
 from holdfast.history.store import History
 from tests.cli.conftest import PROGRAM, environment
 from tests.cli.terminal import HIDE, SHOW, Terminal
@@ -91,6 +92,25 @@ def test_a_job_without_incidents_is_polled_less_often(running: Author, book: His
     for _ in range(3):
         watch._turn(signals)
     assert polls == []
+
+
+def test_a_follower_sees_what_a_reader_sees(running: Author, book: History) -> None:
+    """Every field, warnings of the present generation and the condition of nodes included."""
+    for generation, kind in ((2, "data-stall"), (3, "straggler-gpu"), (3, "worker-sigkill")):
+        fault = FaultRecord(
+            job_id=running.job.id, at=time.time(), kind=kind, recommended_action="monitor", target="rank 1 on n0", attributed_to="gpu",
+            generation=generation, evidence={"quote": "1.4 times as slow"},
+        )  # fmt: skip
+        running.write(fault)
+    running.node("n1", "lost", "it does not answer", seconds=18)
+    running.snapshots(3, step=399, replica_step=398)
+    _, followed = JobFollower(book, running.job).poll()
+    read = view_job(book, running.job)
+    assert [one.kind for one in followed.warnings] == ["straggler-gpu"]
+    assert "n1" in followed.nodes.removed
+    names = {one.name for one in fields(JobView)} - {"at", "steps"}  # a follower draws the curve of more steps
+    assert {name: getattr(followed, name) for name in names} == {name: getattr(read, name) for name in names}
+    assert followed.step == read.step
 
 
 def test_the_picture_shows_the_job_as_it_is(screen: Callable[..., Terminal], running: Author) -> None:

@@ -202,10 +202,26 @@ class GroupWithDefault(Group):
     """A group whose command `ls` runs where none is named."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert `ls` where *args* do not begin with a command of the group."""
-        first = next((one for one in args if not one.startswith("-")), None)
-        named = bool({"-h", "--help"} & set(args)) if first is None else first in self.commands
-        return super().parse_args(ctx, args if named else ["ls", *args])
+        """Insert `ls` where *args* neither begin with a command of the group nor mean one: a job of such a name is given to `ls`."""
+        words = [one for one in args if not one.startswith("-")]
+        meant = {*self.commands, *SYNONYMS.get(self.name or "", {})}
+        completed = ctx.resilient_parsing and not words  # by a shell: it may become a command
+        of_group = completed or (not words and bool({"-h", "--help"} & set(args)))
+        named = bool(meant & set(words[:1])) or len(words) > 1
+        return super().parse_args(ctx, args if named or of_group else ["ls", *args])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
+        """Return the commands of the group that begin with *incomplete*, and what may follow `ls`."""
+        default = self.commands["ls"]
+        inner = default.make_context("ls", [], parent=ctx, resilient_parsing=True)
+        found = super().shell_complete(ctx, incomplete)
+        if incomplete.startswith("-"):
+            more = default.shell_complete(inner, incomplete)
+        else:
+            arguments = [one for one in default.params if isinstance(one, click.Argument)]
+            more = [item for one in arguments for item in one.shell_complete(inner, incomplete)]
+        known = {item.value for item in found}
+        return [*found, *(item for item in more if item.value not in known)]
 
 
 def _version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:  # noqa: FBT001 (click's signature)

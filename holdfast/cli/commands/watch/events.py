@@ -10,7 +10,7 @@ from sqlmodel import SQLModel
 from holdfast.accounting.losses import losses
 from holdfast.cli.changes import ALWAYS_SHOWN, in_recovery
 from holdfast.cli.commands.watch.incidents import incident_table
-from holdfast.cli.commands.watch.ps import job_record
+from holdfast.cli.commands.watch.ps import job_records
 from holdfast.cli.output import clock, echo, echo_facts, echo_json, echo_styled, heading, hint
 from holdfast.history import queries
 from holdfast.history.models import Incident, Job
@@ -33,7 +33,8 @@ def show_events(book: History, job: Job, *, as_json: bool) -> None:
     }
     if as_json:
         lost = losses(book, job).as_record()
-        echo_json({**job_record(book, job), "losses": lost, **{name: [row.model_dump() for row in found] for name, found in rows.items()}})
+        (record,) = job_records(book, [job])
+        echo_json({**record, "losses": lost, **{name: [row.model_dump() for row in found] for name, found in rows.items()}})
         return
     heading(f"{job.name}  submitted {clock(job.at)}  id {job.id}")
     for line in sorted(_lines(book, job), key=lambda line: (line.at, line.id)):
