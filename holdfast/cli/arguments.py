@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import getpass
 import platform
 import time
@@ -15,7 +14,8 @@ from typing import Final
 import click
 from pydantic_core import PydanticCustomError
 
-from holdfast.errors import UnknownNode, UnknownOptionValue
+from holdfast.cluster import check_names
+from holdfast.errors import UnknownOptionValue
 from holdfast.spec import Cluster, LocalCluster, load_cluster
 from holdfast.spec.units import parse_duration
 
@@ -78,9 +78,7 @@ def named(cluster_file: Path | None) -> Path:
 def known_nodes(given: Iterable[str], cluster: str, names: Sequence[str], also: Container[str] = ()) -> list[str]:
     """Return the nodes *given*, or all *names* of the cluster where none is; raise `UnknownNode` for others, but those in *also*."""
     found = list(given)
-    for node in found:
-        if node not in names and node not in also:
-            raise UnknownNode(node, cluster, tuple(difflib.get_close_matches(node, names, n=3) or names[:5]))
+    check_names(found, cluster, names, also)
     return found or list(names)
 
 

@@ -21,7 +21,7 @@ from holdfast.history.models import DecisionRecord, Generation, Incident, Job, J
 from holdfast.history.store import History
 from holdfast.report import memory
 from holdfast.report.notes import cause_of
-from holdfast.report.wording import count, duration, incident_closed, incident_opened, kept_ranks, plural, rank_count
+from holdfast.report.wording import count, decided, duration, incident_closed, incident_opened, kept_ranks, plural, rank_count
 from policies.states import Event
 
 KEPT_STEPS: Final = 200
@@ -132,7 +132,7 @@ class JobFollower:
     def _decision_change(self, row: DecisionRecord, numbers: dict[str, int]) -> JobChange:
         """Return a decision; people see the first one of an incident where the incident begins."""
         first = self._is_new(f"{row.incident_id} decided")
-        text = "" if first else f"incident {numbers.get(row.incident_id, '?')}: {row.action}, because {row.reason}"
+        text = "" if first else decided(numbers.get(row.incident_id, "?"), row.action, row.reason)
         return JobChange(event="decision", at=row.at, text=text, record=_record(row))
 
     def _note_change(self, row: JobEvent) -> JobChange:
@@ -226,7 +226,7 @@ def end_change(history: History, view: JobView) -> JobChange:
         if view.incidents:
             lines.append(f"`holdfast incidents show {view.incidents[-1].number} --job {view.job.name}` shows the last incident in full")
     if view.state == "CANCELLED" and view.checkpoint:
-        lines.append("`holdfast run` with the same job file goes on from that checkpoint")
+        lines.append("`holdfast run` with the same job file continues from that checkpoint")
     if view.step or view.incidents:
         lines.append(f"`holdfast report {view.job.name} -o report.html` writes a report")
     record = {**view.as_record(), "losses": lost.as_record()}

@@ -219,6 +219,23 @@ class JobView:
         return NOTHING if loss is None else f"{loss:.4f}" if abs(loss) < 1e5 else f"{loss:.3e}"  # noqa: PLR2004 (beyond it digits do not help)
 
     @property
+    def newest_snapshot(self) -> str:
+        """Return the newest in-memory snapshot as text, or why there is none; empty where that is unknown."""
+        row = self.snapshots
+        if row is None or row.step is None:
+            return self.no_snapshots
+        return memory.last(row) if self.ended else memory.newest(row, self.memory_fault, self.job.spec, self.at)
+
+    @property
+    def risk(self) -> str:
+        """Return as text what a failure would cost now; empty during a recovery, and where it is unknown."""
+        process, node = self.at_risk, self.at_risk_with_node
+        if self.ended or self.incident is not None or process is None or node is None:
+            return ""
+        both = "" if node.steps == process.steps else f"; if a node is lost {node.text}"
+        return f"at most {process.text}{both}"
+
+    @property
     def speed(self) -> str:
         """Return the rate as text, in the unit that gives a number above one."""
         if self.rate is None or self.rate <= 0:

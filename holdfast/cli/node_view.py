@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -10,11 +10,13 @@ from holdfast.history import queries
 from holdfast.history.health_samples import health_by_node
 from holdfast.history.models import FaultRecord, Generation, Job, NodeStatusChange
 from holdfast.history.store import History
-from holdfast.report.wording import plural, ranks
+from holdfast.report.wording import listing, named_ranks, plural
 from policies.node_health import HealthAssessment, NodeHealthState
 
 SUSPECT: Final = frozenset({"suspect", "lost", "excluded"})
 """States of a node, as the job's controller records them, that are conditions to show."""
+MAX_NAMES: Final = 4
+"""Spare nodes that are named at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +37,7 @@ class JobNode:
     @property
     def role(self) -> str:
         """Return what it does in the job, as text."""
-        held = f"ranks {ranks(self.ranks)}" if len(self.ranks) > 1 else f"rank {ranks(self.ranks)}" if self.ranks else "spare"
-        return held + (f", {plural(self.hot_spares, 'hot spare')}" if self.hot_spares else "")
+        return (named_ranks(self.ranks) or "spare") + (f", {plural(self.hot_spares, 'hot spare')}" if self.hot_spares else "")
 
     @property
     def state(self) -> str:
@@ -61,6 +62,18 @@ class JobNodes:
         return [one for one in (*self.members, *(self.spares or ())) if one.is_bad]
 
     @property
+    def attention(self) -> list[tuple[int, str]]:
+        """Return the nodes that need attention as text, those with the same condition together, each time with their number."""
+        groups = dict[str, list[JobNode]]()
+        for one in self.bad:
+            groups.setdefault(one.state, []).append(one)
+        found = list[tuple[int, str]]()
+        for state, nodes in groups.items():
+            held = named_ranks(rank for one in nodes for rank in one.ranks) or "spare"
+            found.append((len(nodes), f"{listing((one.name for one in nodes), 3)} ({held}) {state}"))
+        return found
+
+    @property
     def hot_spares(self) -> int:
         """Return how many hot spares are ready."""
         return sum(one.hot_spares for one in (*self.members, *(self.spares or ())))
@@ -71,8 +84,8 @@ class JobNodes:
         if self.spares is None:
             return ""
         where = [f"{one.name} ({one.hot_spares})" for one in (*self.members, *self.spares) if one.hot_spares]
-        named = f" ({_names(one.name for one in self.spares)})" if self.spares else ""
-        hot = f"{plural(self.hot_spares, 'hot spare')} ready: {_names(where)}" if where else "no hot spare ready"
+        named = f" ({listing((one.name for one in self.spares), MAX_NAMES)})" if self.spares else ""
+        hot = f"{plural(self.hot_spares, 'hot spare')} ready: {listing(where, MAX_NAMES)}" if where else "no hot spare ready"
         return f"{plural(len(self.spares), 'spare node') if self.spares else 'no spare node'}{named}, {hot}"
 
     def as_record(self) -> dict[str, Any]:
@@ -85,11 +98,6 @@ class JobNodes:
             "hot_spares": None if self.spares is None else {one.name: one.hot_spares for one in known if one.hot_spares},
             "removed": dict(self.removed),
         }
-
-
-def _names(names: Iterable[str], most: int = 4) -> str:
-    found = list(names)
-    return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +169,6 @@ def _faulty(faults: Sequence[FaultRecord]) -> dict[str, tuple[str, str, bool]]:
     found = dict[str, tuple[str, str, bool]]()
     for node, here in of_node.items():
         held = {one.rank for one in here if one.rank is not None}
-        where = f" on rank {ranks(held)}" if len(held) == 1 else f" on ranks {ranks(held)}" if held else ""
+        where = f" on {named_ranks(held)}" if held else ""
         found[node] = ("fault", ", ".join(dict.fromkeys(one.kind for one in here)) + where, True)
     return found

@@ -22,7 +22,7 @@ from rich.text import Text
 from holdfast.cli.changes import JobChange, progress_change, recovery_change
 from holdfast.cli.frame import Frame, footer, max_events
 from holdfast.cli.job_view import JobView
-from holdfast.cli.output import clock, finite, hanging, on_terminal, wrapped
+from holdfast.cli.output import clock, finite, first_lines, hanging, on_terminal, wrapped
 from holdfast.cli.rank_output import Line
 from holdfast.report.wording import visible
 
@@ -33,7 +33,7 @@ WAIT_NOTE_AFTER: Final = 3.0
 INDENT: Final = 12
 """Indent of the further lines of a text."""
 NOTE_LINES: Final = 2
-"""Lines that a note may take on a terminal; `holdfast ps -a` shows all of it."""
+"""Lines that a note may take on a terminal; `holdfast status --events` shows all of it."""
 STYLES: Final[Mapping[str, str]] = {
     "reattach": "cyan",
     "end": "bold",
@@ -189,12 +189,11 @@ class Picture:
     def _print(self, change: JobChange) -> None:
         """Print a change, wrapped to the terminal; a note takes at most two lines."""
         width = self._console.size.width
-        lines = [part for line in lines_of(change) for part in wrapped(line, width, indent=hanging(line) or INDENT)]
-        if change.event == "note" and len(lines) > NOTE_LINES:
-            last = lines[NOTE_LINES - 1]
-            while cell_len(last) > width - 2:
-                last = last.rpartition(" ")[0]
-            lines = [*lines[: NOTE_LINES - 1], f"{last} …"]
+        if change.event == "note":
+            text = " ".join(line.strip() for line in lines_of(change))
+            lines = first_lines(text, width, NOTE_LINES, indent=hanging(text))
+        else:
+            lines = [part for line in lines_of(change) for part in wrapped(line, width, indent=hanging(line) or INDENT)]
         self._printed += len(lines)
         self._console.print(Text("\n".join(lines), style=STYLES.get(change.event, "")), soft_wrap=True)
 

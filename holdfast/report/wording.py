@@ -142,6 +142,12 @@ def ranks(numbers: Iterable[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in runs) or NOTHING  # noqa: RUF001 (a range)
 
 
+def named_ranks(numbers: Iterable[int]) -> str:
+    """Return ranks with their noun: ``rank 3``, ``ranks 0–3``; empty where there are none."""  # noqa: RUF002 (a range)
+    found = set(numbers)
+    return f"{'rank' if len(found) == 1 else 'ranks'} {ranks(found)}" if found else ""
+
+
 def act(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a decision that have a value, by their labels; replaced ranks as text."""
     shown = {name: value for name, value in fields.items() if value}
@@ -173,6 +179,11 @@ def kept_ranks(facts: Mapping[str, Any] | None) -> str:
 def on_target(target: str) -> str:
     """Return where a fault is: ``node node-0`` is ``node-0`` in a sentence, ``rank 1 on node-0`` stays."""
     return target.removeprefix("node ")
+
+
+def decided(number: int | str, action: str, reason: str) -> str:
+    """Return a decision about an incident in one line."""
+    return f"incident {number}: {action}; reason: {reason}"
 
 
 def incident_opened(incident: Incident) -> str:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
-import click
-
 from holdfast.checkpoints.prune import PrunePlan, delete_checkpoints, plan_prune, remove_remains
 from holdfast.cli.job_view import find_job, live_jobs
-from holdfast.cli.output import echo, echo_json, echo_table, hint
+from holdfast.cli.output import confirmed, echo, echo_json, echo_table, hint
 from holdfast.errors import OperatorError
 from holdfast.history import queries
 from holdfast.history.models import Job
@@ -92,9 +89,10 @@ def prune(job: str, *, keep: int, yes: bool, as_json: bool) -> int:
 
 def _confirmed(found: PrunePlan, *, as_json: bool) -> bool:
     """Ask whether to delete; raise `ConfirmationRequired` where nobody can answer."""
-    if as_json or not sys.stdin.isatty():
+    answer = confirmed(f"Delete {plural(len(found.delete), 'checkpoint')}, {size(found.freed)}?", as_json=as_json)
+    if answer is None:
         raise ConfirmationRequired
-    return click.confirm(f"Delete {plural(len(found.delete), 'checkpoint')}, {size(found.freed)}?", default=False)
+    return answer
 
 
 def _refuse_in_use(history: History, directory: Path, deleted: int = 0) -> None:

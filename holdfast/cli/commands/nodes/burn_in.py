@@ -12,8 +12,9 @@ from typing import Any, Final
 import click
 
 from detectors.burn_in_results import Check, CheckMark
-from holdfast.cli.arguments import cluster_in, operator
+from holdfast.cli.arguments import cluster_in, known_nodes, operator
 from holdfast.cli.output import COLOURS, echo, echo_json, hint
+from holdfast.cluster import names_of
 from holdfast.errors import NodeNotChanged, NodesBusy
 from holdfast.history.store import History
 from holdfast.probe.burn_in.plan import BurnInPlan
@@ -34,7 +35,7 @@ def burn_in(nodes: Sequence[str], cluster_file: Path | None, *, short: bool, sec
     with closing(History.open()) as history, Repair(cluster, history, Owner(name=operator(), person=True), plan) as repair:
         if not as_json:
             repair.on_check = _ProgressLines(max(len(node) for node in wanted))
-        repair.check_names(wanted)
+        known_nodes(wanted, cluster.name, names_of(cluster))
         if not short:
             _begin(repair, wanted)
         begun = list(repair.trials)

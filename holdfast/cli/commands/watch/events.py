@@ -18,7 +18,7 @@ from holdfast.history.store import History
 from holdfast.report import cost_table
 from holdfast.report.memory import IN_MEMORY
 from holdfast.report.notes import collapsed
-from holdfast.report.wording import incident_closed, incident_opened, kept_ranks, rank_count
+from holdfast.report.wording import decided, incident_closed, incident_opened, kept_ranks, rank_count
 
 
 def show_events(book: History, job: Job, *, as_json: bool) -> None:
@@ -86,7 +86,7 @@ def _recovery_lines(book: History, job: Job, incidents: Sequence[Incident]) -> I
         brief = in_recovery(transition.at, incidents) and transition.after not in ALWAYS_SHOWN
         yield HistoryLine(at=transition.at, id=transition.id, text=text, style="dim" if brief else "")
     for decision in decisions:
-        text = f"incident {numbers.get(decision.incident_id, '?')}: {decision.action}, because {decision.reason}"
+        text = decided(numbers.get(decision.incident_id, "?"), decision.action, decision.reason)
         yield HistoryLine(at=decision.at, id=decision.id, text=text)
     for incident in incidents:
         yield HistoryLine(at=incident.detected_at, id=incident.id, text=incident_opened(incident), mark="!", style="yellow")
