@@ -13,8 +13,9 @@ from rich.cells import cell_len
 
 from holdfast.cli.job_view import JobView
 from holdfast.cli.node_view import JobNode
+from holdfast.cli.recovery_view import ALWAYS, PHASES
 from holdfast.history.models import JobTransition
-from policies.states import State
+from policies.states import TERMINAL, State
 from tests.cli.fixed_views import a_recovering_job, a_training_job, drawn, event, transition
 
 SCREENS: Final = Path(__file__).parent / "screens"
@@ -139,7 +140,10 @@ def test_what_a_failure_would_cost_is_known_to_people_and_programs() -> None:
 
 def test_the_states_of_a_recovery_are_those_of_the_state_machine() -> None:
     """A state that is renamed must not lose its phase."""
-    assert {row.after for row in a_recovering_job(phase=4).transitions} <= set(State)
+    without = {State.LAUNCHING, State.RUNNING, State.MIGRATING, State.SUSPENDED}  # nothing is being recovered
+    assert set(PHASES) == set(State) - TERMINAL - without
+    assert {row.after for row in a_recovering_job(phase=4).transitions} <= set(PHASES)
+    assert {PHASES[state] for state in PHASES} == {*ALWAYS, "wait"}
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from sqlalchemy import Engine, event
 from holdfast.history import FaultRecord, acquire, queries
 from holdfast.history.health_samples import save_sweep
 from holdfast.history.store import History
+from holdfast.report.wording import decided
 from policies.node_health import FRESH, HealthAssessment
 from tests.cli.conftest import Command
 from tests.cli.written_history import TRACEBACK, Author, a_verdict
@@ -68,11 +69,12 @@ def test_status_shows_unhealthy_nodes(here: Command, running: Author, book: Hist
         for node, status, at in (("n0", "unhealthy", now), ("n1", "unhealthy", now), ("n2", "unreachable", now - 2 * FRESH))
     }
     save_sweep(book, cluster, told, [], {})
+    conditions = json.loads(here("status", "gpt-small", "--json").stdout)["conditions"]
+    assert {node: (one["condition"], one["is_bad"]) for node, one in conditions.items()} == {
+        "n0": ("unhealthy", True), "n2": ("fault", True),
+    }  # fmt: skip
     text = here("status", "gpt-small").stdout
-    assert "n0 unhealthy since" in text
-    assert "n0 is not well" in text
-    assert "n1 is not well" not in text
-    assert "n2 is not well" not in text
+    assert ("n0 is not well" in text, "n1 is not well" in text, "n2 is not well" in text) == (True, False, False)
 
 
 def test_status_shows_staleness_and_cost_of_snapshots(here: Command, running: Author) -> None:
@@ -172,7 +174,7 @@ def test_history_of_a_job_is_in_order(here: Command, running: Author) -> None:
     lines = here("status", "gpt-small", "--events").stdout.splitlines()
     life = [line.split(maxsplit=1)[1] for line in lines if line.startswith("  ") and ":" in line]
     assert life[0] == "LAUNCHING: submitted"
-    assert "incident 1: restart-workers, because restart 1 of 3 within 1 h" in life
+    assert decided(1, "restart-workers", "restart 1 of 3 within 1 h") in life
     assert "spare n3 is gone; 0 spare(s) left" in life
     assert any(line.startswith("checkpoint-corrupt") for line in life)
     assert life.index("generation 1: 4 ranks on n0, n1") < life.index("generation 2: 4 ranks on n0, n1")
