@@ -127,7 +127,9 @@ def nodes_of(records: NodeRecords, job: Job, generation: Generation | None, faul
     facts = generation.facts or {}
     recorded = _recorded(records, job)
     suspect = {node: one for node, one in recorded.items() if one[2]}
-    conditions = {**recorded, **_probed(records, now), **suspect, **_faulty(faults)}
+    probed = _probed(records, now)
+    faulty = {node: (condition, _with_health(why, probed.get(node)), bad) for node, (condition, why, bad) in _faulty(faults).items()}
+    conditions = {**recorded, **probed, **suspect, **faulty}
     hot = {str(node): int(number) for node, number in (facts.get("hot_spares") or {}).items()}
 
     def one(node: str, held: Sequence[int] = ()) -> JobNode:
@@ -143,6 +145,11 @@ def nodes_of(records: NodeRecords, job: Job, generation: Generation | None, faul
         spares=None if spares is None else [one(str(node)) for node in spares if node not in generation.ranks],
         removed={node: f"{status}: {why}" for node, (status, why, _) in gone.items()} | isolated,
     )
+
+
+def _with_health(why: str, probed: tuple[str, str, bool] | None) -> str:
+    """Return *why* a node is in its condition, and what the last probe found where that is bad, too."""
+    return f"{why}; {probed[0]}: {probed[1]}" if probed is not None and probed[2] else why
 
 
 def _probed(records: NodeRecords, now: float) -> dict[str, tuple[str, str, bool]]:

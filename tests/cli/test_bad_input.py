@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from holdfast.cli.flow_process import StartLock
+from holdfast.errors import JobAlreadyRunning, UnknownJob
 from holdfast.history import LeaseRenewer, acquire
 from holdfast.history.models import Job, JobTransition
 from holdfast.history.store import History
-from tests.cli.conftest import PROGRAM, ROOT, Command, environment
+from tests.cli.conftest import PROGRAM, ROOT, Command, environment, refused
 from tests.cli.written_history import Author
 
 JOB = "name: a\nscript: train.py\n"
@@ -183,9 +184,7 @@ def test_a_job_name_that_runs_already_is_refused(here: Command, files: Any, book
     keeper = LeaseRenewer(book, acquire(book, job, holder="another flow"), lambda _: None)
     done = here("run", files(JOB))
     keeper.release()
-    assert done.returncode == 2
-    assert "job 'a' is already running, controlled by another flow" in done.stderr
-    assert "holdfast stop a" in done.stderr
+    assert refused(done, JobAlreadyRunning("a", "another flow"))
     assert not (holdfast_home / "jobs" / "a" / "flow.log").exists()
 
 
@@ -210,10 +209,7 @@ def test_a_home_that_is_not_writable_is_reported(here: Command, files: Any, tmp_
 )
 def test_an_unknown_job_suggests_a_similar_one(arguments: list[str], here: Command, running: Author) -> None:
     """Status 2."""
-    done = here(*arguments)
-    assert done.returncode == 2
-    assert "no job 'gpt-smal'" in done.stderr
-    assert "gpt-small" in done.stderr
+    assert refused(here(*arguments), UnknownJob("gpt-smal", ("gpt-small",)))
 
 
 NO_TEXT = os.fsdecode(b"\xff")
