@@ -167,8 +167,8 @@ def test_queries_of_many_jobs_find_what_those_of_one_find(history: History) -> N
     assert {job: (one.generation, one.step) for job, one in last.items()} == {"a": (2, 6), "b": (1, 3)}
     assert queries.states_of(history, jobs) == {job: queries.state_of(history, job) for job in ("a", "b")}
     assert queries.by_job(history, JobTransition, jobs) == {job: queries.transitions(history, job) for job in jobs}
-    after = {"a": last["a"].at - 1.5, "b": last["b"].at}
-    assert queries.steps_after(history, after) == {"a": queries.steps(history, "a", after=after["a"])}
+    times = {"a": last["a"].at - 1.5, "b": last["b"].at}
+    assert queries.steps_after(history, times) == {"a": queries.steps(history, "a", after=times["a"])}
     assert not queries.last_steps(history, [])
     assert not queries.states_of(history, [])
     assert not queries.steps_after(history, {})
