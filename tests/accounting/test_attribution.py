@@ -194,6 +194,14 @@ def test_only_what_came_since_is_counted() -> None:
     assert seconds(attribute(timeline, since=us(13.0))) == {}
 
 
+def test_a_save_that_is_recorded_before_the_begin_of_a_part_counts_on_in_it() -> None:
+    """Its record and the steps are from different clocks: what does not fit before the cut is not the script's own time after it."""
+    steps = [*run_of(1, 1, 1, 0.0), *run_of(1, 2, 2, 2.0)]
+    timeline = job_timeline(3.0, [generation_span(1, 0.0)], steps, saves=[(1.0, 1, 1.0)])
+    assert seconds(attribute(timeline)) == {TimeCategory.PRODUCTIVE: 4.0, TimeCategory.CHECKPOINTS: 2.0}
+    assert seconds(attribute(timeline, since=us(1.5))) == {TimeCategory.PRODUCTIVE: 2.0, TimeCategory.CHECKPOINTS: 1.0}
+
+
 @st.composite
 def timelines(draw: st.DrawFn) -> JobTimeline:
     """Draw a life, however odd: overlapping incidents, steps that jump in time, generations that went back, none of them in order."""
