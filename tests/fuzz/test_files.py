@@ -43,8 +43,25 @@ max_restarts_in_place: 2
 recovery_window: 1h
 actions: [restart-workers, replace-node]
 """
-FIELDS = ("name", "script", "command", "args", "nnodes", "checkpoint", "timeouts", "policy", "cluster", "hosts", "kind", "user", "env", "actions")
-FOLDED = some.dictionaries(some.sampled_from((*FIELDS, "nodes", "interval", "based_on", "recovery_window")) | some.text(max_size=4), ANYTHING)
+FIELDS = (
+    "name",
+    "script",
+    "command",
+    "args",
+    "nnodes",
+    "checkpoint",
+    "timeouts",
+    "policy",
+    "cluster",
+    "hosts",
+    "kind",
+    "user",
+    "env",
+    "actions",
+)
+FOLDED = some.dictionaries(
+    some.sampled_from((*FIELDS, "nodes", "interval", "based_on", "recovery_window")) | some.text(max_size=4), ANYTHING
+)
 
 
 FILES = (

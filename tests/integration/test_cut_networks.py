@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 PACE = 0.1
 """Seconds of a step, at least: ranks that train faster leave little of two cores to who is looked at."""
 UNHEARD = 45
-"""Steps that go by meanwhile: longer than it takes an agent's silence as a sign, `timeouts.heartbeat`."""
+"""Steps that go by meanwhile, 4.5 s at least: longer than it takes an agent's silence as a sign, `timeouts.heartbeat`."""
 Begin = Callable[..., AbstractContextManager[HostJob]]
 DETACHED = 6
 """Exit status of a flow that let go of its job."""

@@ -126,7 +126,8 @@ def test_a_job_runs_to_its_end(place: Place) -> None:
     lines = [line[10:] for line in said.splitlines() if not line.startswith("[rank 0]")]
     assert mentions(lines[0], "'binary'", "binary.py", "1 node", "cluster 'local'", "2 ranks")
     told = [line.partition(": ")[0] for line in lines if line.partition(": ")[0] in set(State)]
-    assert told == states(place, "binary"), "so short a job may have ended before it was seen at work"
+    assert told == states(place, "binary")
+    assert told in (["LAUNCHING", "RUNNING", "COMPLETED"], ["LAUNCHING", "COMPLETED"]), "so short a job may end before it is seen at work"
     assert any(line.startswith("job 'binary' COMPLETED after") for line in lines[-3:])
     assert lines[-1].split()[0] == "Prefect", "the page of the flow run"
     assert any(bytes(range(256)) in log.read_bytes() for log in place.home.glob("jobs/binary/logs/*"))
@@ -399,5 +400,6 @@ def test_a_flow_that_cannot_start_is_told_with_its_last_words(place: Place) -> N
     said, _ = child.communicate(timeout=SECONDS)
     assert child.returncode == 1
     assert "RuntimeError: no prefect here" in said
-    assert one_line_mentions(said, "'never'")
+    assert one_line_mentions(said, "'never'", 1)
+    assert place.state("never") == "", "it never began"
     gone(place)
