@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 
-
 BEFORE = r"(?<![\w-])(?<!\w\.)(?<!\d[,:])"
 AFTER = r"(?![\w-])(?!\.\w)(?![,:]\d)"
 """Neither inside a word, a dotted name or file name, nor inside a number: 5 is not in 15, 0.5, 5.0, 5,000, 12:05, node-5 or 5.yaml."""

@@ -163,7 +163,7 @@ def test_steps_are_lost_to_who_first_went_back_before_them() -> None:
 
 
 def test_steps_thrown_away_without_an_incident_have_no_cause() -> None:
-    """A flow that adopted the job may have started it anew."""
+    """A flow that reattached to the job may have started it anew."""
     steps = [*run_of(1, 1, 4, 0.0), *run_of(2, 3, 4, 6.0)]
     found = seconds(attribute(job_timeline(8.0, [generation_span(1, 0.0), generation_span(2, 5.0)], steps, back_to={2: 2})))
     assert found == {TimeCategory.PRODUCTIVE: 8.0, ("rollback", ""): 4.0, TimeCategory.MIGRATIONS: 4.0}

@@ -240,7 +240,7 @@ def test_a_job_that_never_had_nodes_held_what_it_asked_for(history: History) -> 
 
 
 def test_steps_thrown_away_for_no_known_reason_are_told_as_such(history: History) -> None:
-    """A job that was adopted may have gone back."""
+    """A job that was reattached may have gone back."""
     write(history, a_job(id="j", at=0.0), a_move("j", "COMPLETED", at=10.0), a_generation("j", 1, 0.0), a_generation("j", 2, 5.0))
     write(history, *trained("j", 1, 1, 4, 0.0), *trained("j", 2, 3, 6, 5.0))
     assert [(one.kind, one.incidents, one.hours) for one in bill(history).losses] == [(NO_INCIDENT, 0, hours(8))]

@@ -258,8 +258,8 @@ def test_a_flow_that_a_worker_runs_lets_go_of_its_job_and_the_next_run_adopts_it
 
         second = submit(prefect_server, **form)["id"]
         row = queries.newest_job(history, "passed-on")
-        adopted = lambda: any(one.text.startswith("a new flow reattached") for one in queries.job_events(history, row.id))  # noqa: E731
-        wait_until(adopted, seconds=120, explain=worker.read_text)
+        reattached = lambda: any(one.text.startswith("a new flow reattached") for one in queries.job_events(history, row.id))  # noqa: E731
+        wait_until(reattached, seconds=120, explain=worker.read_text)
         done.touch()
         wait_until(lambda: state_of(history, "passed-on") == "COMPLETED", seconds=60, explain=worker.read_text)
         assert len(queries.generations(history, row.id)) == 1, "the rank was started again"

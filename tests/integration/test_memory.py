@@ -110,8 +110,8 @@ def test_memory_outlives_an_agent_and_a_flow(stage: Stage) -> None:
     assert told(stage, play, "servers") == before
     play.dies()
     again = stage.again("again", play.spec)
-    adopted = lambda: any("reattached" in remark.text for remark in queries.job_events(stage.history, play.job.id))  # noqa: E731
-    wait_until(adopted, seconds=60, explain=again.log)
+    reattached = lambda: any("reattached" in remark.text for remark in queries.job_events(stage.history, play.job.id))  # noqa: E731
+    wait_until(reattached, seconds=60, explain=again.log)
     newest = copied(stage, play, first)
     wait_until(lambda: copied(stage, play, first) > newest + 20, seconds=60, explain=again.log)
     os.kill(again.process.pid, signal.SIGTERM)

@@ -300,7 +300,7 @@ def test_a_recovery_is_visible_as_it_happens(place: Place) -> None:
 
 
 def test_a_killed_flow_is_told_adopted_and_stopped(place: Place) -> None:
-    """Status 4 says that training goes on; the same command adopts the very worker; `stop` ends it."""
+    """Status 4 says that training goes on; the same command reattaches to the very worker; `stop` ends it."""
     name = place.job("kept", NAP)
     first = place.start("run", name)
     worker = place.worker()
@@ -326,7 +326,7 @@ def test_a_killed_flow_is_told_adopted_and_stopped(place: Place) -> None:
 
 
 def test_a_command_that_is_told_to_let_go_passes_it_on_and_ends_without_its_job(place: Place) -> None:
-    """Status 6, said in a sentence; the same command adopts the very worker."""
+    """Status 6, said in a sentence; the same command reattaches to the very worker."""
     name = place.job("let", NAP)
     first = place.start("run", name)
     worker = place.worker()
