@@ -567,7 +567,7 @@ def test_a_collective_that_is_held_up_for_a_while_goes_on_by_itself(begun: Begin
 
 def test_a_job_that_needs_two_hosts_which_do_not_reach_each_other_waits_until_they_do(begun: Begin) -> None:
     """Nothing can be had in the place of either: each start would come to nothing, and use up what the job may try."""
-    with begun("apart", {"interval": 5}, {"nnodes": 4, "nproc_per_node": 1}) as apart:
+    with begun("hosts-apart", {"interval": 5}, {"nnodes": 4, "nproc_per_node": 1}) as apart:
         apart.settles()
         one, other = apart.host_of(1), apart.host_of(2)
         one.cut([other])

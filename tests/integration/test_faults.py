@@ -143,7 +143,7 @@ def test_a_job_that_waits_too_long_is_given_up_with_the_reason(stage: Stage) -> 
 def test_a_job_that_never_steps_is_restarted_then_given_up(stage: Stage) -> None:
     """Three recoveries without a step are enough."""
     play = stage.play(
-        "never",
+        "never-steps",
         args=["--first", "line.mark('group', 0.0); time.sleep(3600)"],
         **TWO,
         timeouts={"startup": "1s", "recovery": {"restart_workers": "2s", "replace_node": "2s", "shrink_restart": "2s"}},

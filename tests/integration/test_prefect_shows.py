@@ -191,11 +191,14 @@ def test_a_quarantine_needs_a_person_and_a_failed_job_is_one_notification(
     assert incident["subject"].endswith("; node-1 quarantined")
     assert one_line_mentions(incident["text"], "node-1", "quarantined", "cuda-uncorrectable-ecc")
     assert "node-1 is quarantined" in artifact(prefect_server, "ecc-told-incident-1")["data"]
-    of_node = {"event": {"name": ["holdfast.node.service.quarantined"]}, "resource": {"id": ["holdfast.node.stage.node-1"]}}
+    of_node = {
+        "event": {"name": ["holdfast.node.service.quarantined"]},
+        "resource": {"id": ["holdfast.node.stage.node-1"]},
+        "related": {"id": ["holdfast.job.ecc-told"]},
+    }
 
     def moves() -> list[dict[str, Any]]:
-        found = asked(prefect_server, "events/filter", filter=of_node, limit=50)["events"]  # of other tests' jobs too
-        return [one for one in found if "holdfast.job.ecc-told" in {thing["prefect.resource.id"] for thing in one["related"]}]
+        return list(asked(prefect_server, "events/filter", filter=of_node, limit=50)["events"])
 
     wait_until(moves, seconds=PATIENCE)
     assert len(moves()) == 1

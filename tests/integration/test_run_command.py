@@ -149,7 +149,7 @@ pathlib.Path(f"shown-{os.environ['RANK']}").write_text(os.environ["CUDA_VISIBLE_
 def test_local_nodes_share_no_gpu(place: Place) -> None:
     """Two GPUs for three nodes: two nodes train, each with its own; a job for three is refused before anything starts, with advice."""
     place.environment["CUDA_VISIBLE_DEVICES"] = "6,7"
-    place.job("shown", SHOWN)
+    place.job("shows-gpus", SHOWN)
     job = "name: shown\nscript: shown.py\ncluster: {nodes: 3}\nnnodes: %d\n"
     (place.folder / "shown.yaml").write_text(job % 3)
     status, said = place.done("run", "shown.yaml")
@@ -177,10 +177,10 @@ def test_a_program_reads_how_it_went(place: Place) -> None:
 
 def test_the_users_own_error_ends_the_job_with_its_traceback(place: Place) -> None:
     """Status 1, the traceback, and where all of it stands."""
-    status, said = place.done("run", place.job("wrong", "def train():\n    return 1 / 0\n\ntrain()\n"))
+    status, said = place.done("run", place.job("wrong-division", "def train():\n    return 1 / 0\n\ntrain()\n"))
     assert status == 1
     assert "│ ZeroDivisionError: division by zero" in said
-    assert one_line_mentions(said, "--job wrong")
+    assert one_line_mentions(said, "--job wrong-division")
     gone(place)
 
 

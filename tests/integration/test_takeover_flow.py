@@ -211,7 +211,7 @@ def moved(play: Play, *what: str) -> tuple[int, dict[str, Any]]:
 def test_ranks_move_to_another_node_while_training_goes_on(stage: Stage) -> None:
     """Rank 0, which hosts the store, leaves node-0 for the spare node; then a joiner that dies costs nothing but the move."""
     dies = "if order['do'] == 'prepare' and hot_spare is not None and order['rank'] == 1: os._exit(1)"
-    play = begun(stage, "moves", "--on", dies, **SPARE)
+    play = begun(stage, "dies-in-a-move", "--on", dies, **SPARE)
     stands_by(play)
     before = play.pids()
     waiting = next(iter(hot_spares(play).values()))["pid"]
@@ -264,14 +264,14 @@ def test_a_flow_that_comes_later_takes_the_hot_spares_over_and_ends_what_another
 
 def test_a_flow_that_dies_in_any_state_of_a_takeover_is_replaced(stage: Stage) -> None:
     """The job goes on and every loss is answered; where nobody can say how far the replacement of ranks came, by a restart that says so."""
-    play = begun(stage, "dies", **TWO, max_recoveries_without_progress=10)
+    play = begun(stage, "dies-in-a-recovery", **TWO, max_recoveries_without_progress=10)
     play.steps_to(10)
     for number, state in enumerate(("DIAGNOSING", "ISOLATING", "RESCHEDULING", "RESUMING"), 1):
         seen = len(queries.transitions(stage.history, play.job.id))
         play.chaos.kill(1)
         wait_until(partial(has_been_in, play, state, seen), seconds=30, explain=play.log)
         play.dies()
-        play = stage.again("dies", play.spec)
+        play = stage.again("dies-in-a-recovery", play.spec)
         recovered(play, number)
         goes_on(play)
     assert {one.kind for one in play.incidents()} == {"worker-sigkill"}, play.log()
