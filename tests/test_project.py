@@ -86,7 +86,7 @@ def test_a_node_needs_no_package() -> None:
 
 
 def job_names(file: Path) -> Iterator[tuple[str, str]]:
-    """Yield the name of each job that a test in *file* starts (`stage.play("NAME", ...)`, `play = begun(stage, "NAME", ...)`), and the test."""
+    """Yield each job that a test in *file* starts (`stage.play("NAME", ...)`, `play = begun(stage, "NAME", ...)`), and the test."""
     for test in ast.parse(file.read_text()).body:
         for node in ast.walk(test) if isinstance(test, ast.FunctionDef) else ():
             named: list[ast.expr] = []
