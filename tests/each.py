@@ -39,7 +39,7 @@ def each(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]], Ca
     return decorate
 
 
-def of_case(error: Exception | pytest.fail.Exception | pytest.skip.Exception, case: object) -> Exception:
+def of_case(error: BaseException, case: object) -> Exception:
     """Return the failure of one case: pytest's own outcomes are no `Exception`, and would end the test at this case."""
     if isinstance(error, pytest.skip.Exception):
         failure: Exception = AssertionError(f"a case may not be skipped, as nobody would see it: {error}. Leave it out of the table")
@@ -47,6 +47,7 @@ def of_case(error: Exception | pytest.fail.Exception | pytest.skip.Exception, ca
     elif isinstance(error, pytest.fail.Exception):
         failure = AssertionError(str(error)).with_traceback(error.__traceback__)
     else:
+        assert isinstance(error, Exception)
         failure = error
     failure.add_note(f"in the case {case!r:.500}")
     return failure

@@ -50,7 +50,7 @@ def shared_server(
             fcntl.flock(users, fcntl.LOCK_SH)
             if not pid.exists() or is_gone(pid):
                 pid.touch()
-                kept = [sys.executable, "-m", "tests.kept_running", lock, pid, *command]
+                kept = [sys.executable, "-m", "tests.kept_running", str(lock), str(pid), *command]
                 with log.open("ab") as out:
                     subprocess.run(
                         [*IN_BACKGROUND, pid, *kept],

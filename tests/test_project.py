@@ -87,8 +87,8 @@ def test_a_node_needs_no_package() -> None:
 
 def job_names(file: Path) -> Iterator[tuple[str, str]]:
     """Yield each job that a test in *file* starts (`stage.play("NAME", ...)`, `play = begun(stage, "NAME", ...)`), and the test."""
-    for test in ast.parse(file.read_text()).body:
-        for node in ast.walk(test) if isinstance(test, ast.FunctionDef) else ():
+    for test in (one for one in ast.parse(file.read_text()).body if isinstance(one, ast.FunctionDef)):
+        for node in ast.walk(test):
             named: list[ast.expr] = []
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in {"play", "submits", "job"}:
                 named = node.args[:1]

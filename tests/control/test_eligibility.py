@@ -227,7 +227,7 @@ def test_an_unreachable_history_changes_nothing_and_is_updated_later(
     with monkeypatch.context() as patch:
         patch.setattr("holdfast.history.cordons.apply", away)
         eligibility.record_faults([found("node-1"), found("node-2", severe=False)])
-        real(history, PLACE, "node-3", lambda node, _: hold(node, request()), now=time.time())
+        real(history, PLACE, "node-3", lambda node, _: cordon(node, request()), now=time.time())
         wait_until(lambda: len(tries) >= 3 and "node-3" not in eligibility.usable(CLUSTER.names), seconds=60)
         assert tries == ["node-1"] * len(tries), "a fault that is not written is not skipped"
         assert eligibility.usable(CLUSTER.names) == ["node-0", "node-2"]
