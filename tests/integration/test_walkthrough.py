@@ -136,7 +136,7 @@ def test_a_newcomer_follows_the_page_from_nothing_to_a_trained_job(reader: Reade
     reader.opens_a_terminal(worker, until="started!")
     fill_in_the_form(page, f"http://127.0.0.1:{reader.port}", f"{reader.clone}/examples/byte_gpt.py --steps 20")
 
-    runs = ask(f"http://127.0.0.1:{reader.port}/api/flow_runs/filter", {"flow_runs": {"name": {"any_": ["train hello"]}}})
+    runs = ask(f"http://127.0.0.1:{reader.port}/api/flow_runs/filter", {"deployments": {"name": {"any_": ["train"]}}})
     assert len(runs) == 1, "a press that is made again starts no second run"
 
     said = reader.types(command_line)
