@@ -1,6 +1,7 @@
 """Associated faults: which kinds explain which, from `associations.toml`.
 
-The tables speak of families (components, areas, levels, blames) and name kinds where a family is too coarse; groups give either a name.
+The tables select kinds by family (component, area, recommended action, attribution), and by name where a family is too coarse; groups
+give either a name.
 The rules were drawn from the associated-fault tables of vendors (an Xid of NVIDIA names those that lead to it and follow from it:
 https://docs.nvidia.com/deploy/xid-errors/) and from what the samples of the catalogue say of each other.
 """
@@ -121,7 +122,7 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accused:
-    """Faults of several ranks that name one peer blame it."""
+    """Faults of several ranks that name one peer are a fault of that peer."""
 
     kind: str
     of: Family
@@ -308,7 +309,7 @@ def follows_step(kind: str) -> bool:
 
 def is_secondary(kind: str) -> bool:
     """Return whether faults of *kind* are secondary: effects of a loss, not its cause."""
-    return belongs(kind, "echo") or belongs(kind, "blamed")
+    return belongs(kind, "secondary") or belongs(kind, "named-peer")
 
 
 def usual_weight(kind: str, component: str, recommended_action: str, attributed_to: str) -> int:

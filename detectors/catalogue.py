@@ -35,6 +35,12 @@ class Attribution(StrEnum):
     NONE = "none"
 
 
+HARDWARE_OF_NODE: Final = frozenset({Attribution.GPU, Attribution.NODE})
+"""Attributions that count against the node itself."""
+TAKES_NODE_OUT: Final = frozenset({RecommendedAction.RESET_GPU, RecommendedAction.DRAIN, RecommendedAction.EVICT})
+"""Recommended actions after which a node has no ranks."""
+
+
 class Area(StrEnum):
     """Area of a fault kind, the coarsest grouping of the catalogue."""
 

@@ -1,4 +1,4 @@
-"""Faults that follow from several observations: on shared infrastructure, recurring on one device, or a peer that several ranks blame.
+"""Faults that follow from several observations: on shared infrastructure, recurring on one device, or a peer that several ranks name.
 
 `associations.toml` defines the kinds, the number of nodes and the time window.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from detectors.diagnosis import PastFailure
 
 _MAX_SEARCHED: Final = 256
-"""Maximum number of faults to search for blamed peers."""
+"""Maximum number of faults to search for peers that do not answer."""
 _NAMED: Final = 4
 """Maximum number of names in a quote."""
 
@@ -146,7 +146,7 @@ def _repeated(rule: Repeats, faults: list[Fault], past: Iterable[PastFailure]) -
 
 
 def _accused(rule: Accused, faults: list[Fault], places: Mapping[str, str]) -> Iterator[Fault]:
-    """Yield a fault of the peer that most ranks on other nodes blame."""
+    """Yield a fault of the peer that most ranks on other nodes name."""
     by_peer: dict[tuple[str, int | None], list[Fault]] = defaultdict(list)
     for fault in faults[:_MAX_SEARCHED]:
         for name in peers_in(f"{fault.quote}\n{fault.detail}"):

@@ -325,7 +325,7 @@ class ReplaceRanksFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryTimeout:
-    """A recovery that brought no step within its action's deadline."""
+    """A recovery that brought no step within its action's timeout."""
 
     at: float
     action: str

@@ -10,7 +10,7 @@ from detectors.exceptions import FINISHED
 
 GROUP_BROKEN: Final = fault_kind(
     id="group-broken",
-    title="A process group broke while its ranks are alive, or before another sign of the lost rank",
+    title="A process group failed while its ranks run, or before another sign of the lost rank",
     component="communication",
     source="worker's report",
     recommended_action=RecommendedAction.RETRY_STEP,
@@ -23,7 +23,7 @@ GROUP_BROKEN: Final = fault_kind(
 )
 REPLACE_RANKS_FAILED: Final = fault_kind(
     id="replace-ranks-failed",
-    title="A participant of a take-over cannot carry it out",
+    title="A rank or an agent cannot take part in the replacement of ranks",
     component="job",
     source="worker's report, agent's answer",
     recommended_action=RecommendedAction.RESTART,
@@ -37,12 +37,12 @@ REPLACE_RANKS_FAILED: Final = fault_kind(
 
 def see_group_failure(seen: GroupFailure, _limits: HangLimits) -> Fault:
     """Report a broken process group; the cause needs other evidence."""
-    quote = f"process group {seen.group or '?'} broke: {seen.why}"[:500]
+    quote = f"process group {seen.group or '?'} failed: {seen.why}"[:500]
     return Fault(kind=GROUP_BROKEN.id, at=seen.at, node=seen.node, rank=seen.rank, step=seen.step, quote=quote, signature=GROUP_BROKEN.id)
 
 
 def see_replace_ranks_failure(seen: ReplaceRanksFailure, _limits: HangLimits) -> Fault:
-    """Report a failed take-over. It blames no node, as the fault that it answers is already diagnosed."""
+    """Report a failed replacement of ranks. It counts against no node, as the fault behind it is already diagnosed."""
     who = f"rank {seen.rank} on {seen.node}" if seen.rank is not None else f"the agent of {seen.node}"
     return Fault(
         kind=REPLACE_RANKS_FAILED.id, at=seen.at, quote=f"{who} cannot take part: {seen.why}"[:500], signature=REPLACE_RANKS_FAILED.id

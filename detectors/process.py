@@ -22,30 +22,30 @@ _SIGNALS: Final[tuple[tuple[str, str, Attribution, int], ...]] = (
     ("SIGKILL", "was killed from outside: a person, a scheduler, or the kernel without leaving a trace", Attribution.PROCESS, 90),
     ("SIGSEGV", "touched memory that is not its own: a bug in native code, or bad memory", Attribution.PROCESS, 90),
     ("SIGBUS", "touched memory that cannot be had: /dev/shm full, a mapped file cut short, or bad memory", Attribution.PROCESS, 90),
-    ("SIGABRT", "gave up by itself: a C++ exception nobody caught, an assertion, glibc's heap check", Attribution.PROCESS, 60),
+    ("SIGABRT", "aborted itself: an uncaught C++ exception, an assertion, glibc's heap check", Attribution.PROCESS, 60),
     ("SIGFPE", "divided an integer by zero in native code", Attribution.PROCESS, 80),
     ("SIGILL", "met an instruction this CPU does not have: a wheel built for another CPU, or bad memory", Attribution.NODE, 85),
     ("SIGTRAP", "hit a breakpoint or a CHECK of native code", Attribution.PROCESS, 80),
     ("SIGSYS", "made a system call that a sandbox forbids", Attribution.PROCESS, 80),
     ("SIGTERM", "was asked to end from outside Holdfast", Attribution.PROCESS, 85),
     ("SIGINT", "was interrupted from outside Holdfast", Attribution.PROCESS, 85),
-    ("SIGHUP", "lost the terminal or parent it hung on", Attribution.PROCESS, 85),
+    ("SIGHUP", "lost its terminal or its parent", Attribution.PROCESS, 85),
     ("SIGQUIT", "was asked from outside to end with a core dump", Attribution.PROCESS, 85),
     ("SIGPIPE", "wrote to a pipe nobody reads", Attribution.PROCESS, 75),
     ("SIGXCPU", "used up its CPU time limit", Attribution.NODE, 85),
     ("SIGXFSZ", "wrote a file beyond the size limit", Attribution.NODE, 85),
     ("SIGUSR1", "got a signal it does not handle; schedulers send it as a notice before the time limit", Attribution.PROCESS, 80),
     ("SIGUSR2", "got a signal it does not handle", Attribution.PROCESS, 80),
-    ("SIGALRM", "let an alarm run out", Attribution.PROCESS, 70),
+    ("SIGALRM", "did not handle the end of an alarm timer", Attribution.PROCESS, 70),
 )
 
 _define = partial(fault_kind, component="worker", recommended_action=RecommendedAction.RESTART, healthy=FINISHED)
-for _name, _cause, _blame, _weight in _SIGNALS:
+for _name, _cause, _attributed_to, _weight in _SIGNALS:
     _define(
         id=f"worker-{_name.lower()}",
         title=f"A worker was ended by {_name}: it {_cause}",
         source="process exit",
-        attributed_to=_blame,
+        attributed_to=_attributed_to,
         action="restart the workers from the newest complete checkpoint",
         reference=SIGNAL_7,
         unhealthy=an_exit(signal=int(getattr(signal, _name))),
@@ -95,7 +95,7 @@ EXIT_EARLY: Final = _define(
 )
 STOPPED: Final = _define(
     id="worker-stopped",
-    title="A signal stopped a worker, and nobody lets it go on",
+    title="A signal stopped a worker, and none resumes it",
     source="process state",
     attributed_to=Attribution.PROCESS,
     action="kill it and restart the workers",

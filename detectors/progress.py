@@ -92,9 +92,9 @@ NOT_ENDING: Final = _define(
 )
 OVERRUN: Final = _define(
     id="recovery-overrun",
-    title="A recovery does not bring the job to a step within its action's deadline",
+    title="A recovery does not bring the job to a step within its action's timeout",
     source="heartbeats",
-    action="the next action is tried at once; raise `deadlines` if the job needs longer to start",
+    action="the next action is tried at once; raise `timeouts` in the policy if the job needs longer to start",
     unhealthy=Sample(
         evidence=RecoveryTimeout(at=0.0, action="restart-workers", seconds=121.0, limit=120.0, reached={0: ("n0", 1, "started")})
     ),
@@ -297,7 +297,7 @@ def _see_end(seen: Progress, limits: HangLimits) -> Fault | None:
 
 
 def see_overrun(seen: RecoveryTimeout, _limits: HangLimits) -> Fault | None:
-    """Report a recovery that exceeds its deadline, and the only node that blocks it, if there is one."""
+    """Report a recovery that exceeds its timeout, and the only node that blocks it, if there is one."""
     if seen.seconds <= seen.limit:
         return None
     least = min((far for _, far, _ in seen.reached.values()), default=0)

@@ -42,20 +42,20 @@ text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neu
 
 def picture(faulty: JobHistory, undisturbed: JobHistory) -> str:
     """Return the SVG of a job that went through faults, compared with the same one that did not."""
-    drawn = recoveries.bars(faulty.cases)
+    drawn, spans = recoveries.bars(faulty.cases), timeline.job_spans(faulty)
     with style():
         parts = [
             ("Loss: training resumes where it was", str(loss.over_time(faulty, _LOSS, "loss")), _LOSS.height, []),
             (
                 "What the job and its nodes were doing",
-                str(timeline.timeline(faulty, _LANES, "lanes")),
+                str(timeline.timeline(faulty, spans, _LANES, "lanes")),
                 timeline.height(faulty, _LANES).height,
-                [*timeline.states(faulty), (SvgTheme.NODE, "node holds ranks")],
+                [*timeline.states(spans), (SvgTheme.NODE, "node holds ranks")],
             ),
             (
                 "Where the recovery time went, from the fault to the next step",
                 str(recoveries.phase_bars(drawn, _BARS, "bars", wide=True, link=lambda _incident: "")),
-                34 * len(drawn) + _BARS.top + _BARS.bottom,
+                recoveries.height(drawn, _BARS, wide=True).height,
                 [(recoveries.COLORS[kind.name], kind.label) for kind in recoveries.kinds(drawn)],
             ),
         ]

@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from detectors.catalogue import CATALOGUE_ACTIONS, Attribution, Fault, RecommendedAction, RecommendedActions
+from detectors.catalogue import CATALOGUE_ACTIONS, HARDWARE_OF_NODE, Fault, RecommendedAction, RecommendedActions
 from detectors.diagnosis import Diagnosis
 from detectors.node import NODE_LEAVING
-
-_HARDWARE: Final = frozenset({Attribution.GPU, Attribution.NODE})
 
 
 class RecoveryAction(StrEnum):
@@ -207,7 +205,7 @@ class Case:
         return [one for one in self.against_nodes() if self._is_reset(one) and (one is self.diagnosis.root or one.rank is not None)]
 
     def _is_reset(self, fault: Fault) -> bool:
-        return self.recommended_actions.of(fault) is RecommendedAction.RESET_GPU and fault.entry.attributed_to in _HARDWARE
+        return self.recommended_actions.of(fault) is RecommendedAction.RESET_GPU and fault.entry.attributed_to in HARDWARE_OF_NODE
 
     @property
     def unfit(self) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ SUSPECT_BATCHES: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopForUserError:
-    """Fail the job at once if the script is at fault: retries would waste time and blame nodes."""
+    """Fail the job at once if the script is at fault: retries would waste time and count against nodes."""
 
     def __call__(self, case: Case) -> Decision | Pass:
         """Apply to a user error."""

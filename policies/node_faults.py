@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from detectors.catalogue import Attribution, Fault, RecommendedAction, RecommendedActions
+from detectors.catalogue import HARDWARE_OF_NODE, TAKES_NODE_OUT, Fault, RecommendedAction, RecommendedActions
 from detectors.node import AGENT_LOST, NODE_APART, NODE_LEAVING, NODE_LOST
 from detectors.process import START_FAILED
 from policies.case import Case
@@ -16,8 +16,6 @@ ENDED: Final = frozenset({NODE_LOST.id, AGENT_LOST.id, START_FAILED.id, NODE_LEA
 """Kinds that report an end without a cause (power, maintenance, a missing command). They count against no node."""
 UNSURE: Final = frozenset({NODE_APART.id})
 """Kinds that another node may have caused as well: they make a node suspect."""
-OUT: Final = frozenset({RecommendedAction.RESET_GPU, RecommendedAction.DRAIN, RecommendedAction.EVICT})
-_HARDWARE: Final = frozenset({Attribution.GPU, Attribution.NODE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +48,7 @@ def find_node_faults(case: Case, dropped: Collection[str]) -> list[NodeFault]:
         elif own and node in case.worn:
             remarks = tuple(note for note in case.notes if node in note)
             found.append(_node_fault(node, own, severe=True, remarks=remarks))
-        elif root in own and root.entry.attributed_to in _HARDWARE and root.kind not in ENDED:
+        elif root in own and root.entry.attributed_to in HARDWARE_OF_NODE and root.kind not in ENDED:
             found.append(_node_fault(node, [root], severe=False))
     return found
 
@@ -62,9 +60,9 @@ def isolating_fault(faults: Iterable[Fault], recommended_actions: RecommendedAct
 
 
 def _isolates(fault: Fault, recommended_action: RecommendedAction) -> bool:
-    if fault.node is None or fault.kind in ENDED | UNSURE or recommended_action not in OUT:
+    if fault.node is None or fault.kind in ENDED | UNSURE or recommended_action not in TAKES_NODE_OUT:
         return False
-    return recommended_action is not RecommendedAction.RESET_GPU or fault.entry.attributed_to in _HARDWARE
+    return recommended_action is not RecommendedAction.RESET_GPU or fault.entry.attributed_to in HARDWARE_OF_NODE
 
 
 def _node_fault(node: str, faults: list[Fault], *, severe: bool, remarks: tuple[str, ...] = ()) -> NodeFault:

@@ -97,7 +97,7 @@ def check(signature: Signature) -> None:
     try:
         re.compile(bounded(signature.pattern), re.ASCII)
     except re.error as error:
-        raise BadSignature(signature.place, f"{signature.pattern!r} cannot be used ({error})", "mend the expression") from error
+        raise BadSignature(signature.place, f"{signature.pattern!r} cannot be used ({error})", "correct the expression") from error
 
 
 def _of_file(path: Path, enter: Callable[[FaultKind], object]) -> Iterator[Signature]:

@@ -12,7 +12,7 @@ import sqlalchemy
 from sqlalchemy import func
 from sqlmodel import Session, col
 
-from detectors.catalogue import Attribution, RecommendedAction
+from detectors.catalogue import HARDWARE_OF_NODE, TAKES_NODE_OUT
 from holdfast.accounting.attribution import attribute, lost_capacity
 from holdfast.accounting.ledger import HOUR, ROLLBACK, SECOND, UNFINISHED, Ledger, TimeCategory
 from holdfast.accounting.losses import FailureCosts
@@ -26,8 +26,6 @@ MIN_SAMPLES: Final = 2
 """With fewer there is no mean."""
 MANY_INCIDENTS: Final = 3
 """Incidents attributed to a node after which it should be tested: as many restarts in place as a policy allows by default."""
-EVICTING: Final = frozenset({RecommendedAction.RESET_GPU, RecommendedAction.DRAIN, RecommendedAction.EVICT})
-HARDWARE: Final = frozenset({Attribution.GPU, Attribution.NODE})
 NO_INCIDENT: Final = "no incident"
 """Cause of steps that were thrown away without an incident."""
 
@@ -63,7 +61,7 @@ class BadNode:
     """Seen on it or on its ranks."""
     incidents: int
     """With their root cause on it, without user errors."""
-    blamed: int
+    attributed: int
     """Of these, those attributed to its GPUs or to the node itself."""
     hours: float
     """Lost in all these incidents."""
@@ -244,10 +242,8 @@ def _bad_nodes(totals: _Totals) -> list[BadNode]:
     found = []
     for node in totals.faults.keys() | totals.roots.keys():
         roots = totals.roots.get(node, [])
-        blamed = [root for _, root, _ in roots if root.attributed_to in HARDWARE]
-        counted = [
-            root for kind, root, _ in roots if root.attributed_to in HARDWARE and kind not in ENDED
-        ]  # the same ones as quarantine counts
+        attributed = [(kind, root) for kind, root, _ in roots if root.attributed_to in HARDWARE_OF_NODE]
+        counted = [root for kind, root in attributed if kind not in ENDED]  # the same ones as quarantine counts
         by_kind: Counter[str] = Counter()
         for kind, _, devices in roots:
             by_kind[kind] += devices
@@ -256,10 +252,10 @@ def _bad_nodes(totals: _Totals) -> list[BadNode]:
                 node=node,
                 faults=totals.faults[node],
                 incidents=len(roots),
-                blamed=len(blamed),
+                attributed=len(attributed),
                 hours=sum(devices for *_, devices in roots) / HOUR,
                 worst=next((kind for kind, _ in by_kind.most_common(1)), ""),
-                to_quarantine=len(counted) >= MANY_INCIDENTS or any(root.recommended_action in EVICTING for root in counted),
+                to_quarantine=len(counted) >= MANY_INCIDENTS or any(root.recommended_action in TAKES_NODE_OUT for root in counted),
             )
         )
     return sorted(found, key=lambda one: (-one.hours, -one.faults, one.node))

@@ -33,18 +33,25 @@ def write_report(history: History, job: Job, output: Path) -> Path:
     return _written("report", output, text.encode("utf-8", "backslashreplace"))
 
 
-def write_profile(profile: JobProfile, job: str, output: Path) -> Path:
+def write_profile(history: History, profile: JobProfile, job: Job, output: Path) -> Path:
     """Write the profile of *job*'s newest step to *output*, as HTML, PNG or SVG by its suffix, and return its path."""
+    from holdfast.report.pages.configuration import configuration_of  # noqa: PLC0415
     from holdfast.report.pages.profile_page import drawn  # noqa: PLC0415
 
-    return _written("profile", output, drawn(profile, job, output.suffix.lower().removeprefix(".")))
+    configuration = configuration_of(history, [job])
+    return _written("profile", output, drawn(profile, job.name, output.suffix.lower().removeprefix("."), configuration))
 
 
-def write_cost(bill: Bill, job: str | None, output: Path) -> Path:
+def write_cost(history: History, bill: Bill, job: Job | None, output: Path) -> Path:
     """Write *bill*, of *job* or of all jobs, to *output*, as HTML, PNG or SVG by its suffix, and return its path."""
+    from holdfast.history import queries  # noqa: PLC0415
+    from holdfast.report.pages.configuration import configuration_of  # noqa: PLC0415
     from holdfast.report.pages.cost_page import drawn  # noqa: PLC0415
 
-    return _written("account of costs", output, drawn(bill, job, output.suffix.lower().removeprefix(".")))
+    billed = {one.job.id for one in bill.jobs}
+    jobs = [one for one in queries.jobs(history, limit=None) if one.id in billed] if job is None else [job]
+    content = drawn(bill, job.name if job is not None else None, output.suffix.lower().removeprefix("."), configuration_of(history, jobs))
+    return _written("account of costs", output, content)
 
 
 def _written(what: str, output: Path, content: bytes) -> Path:

@@ -58,7 +58,7 @@ RULES: Final[Mapping[str, str]] = {
     "StopForUserError": "fail the job because the script is at fault",
     "StopWithoutProgress": "fail the job after recoveries without a new step",
     "StopWhenSpent": "fail the job after too many recoveries",
-    "ExcuseWhenCorrelated": "blame no node, because many nodes have the fault",
+    "ExcuseWhenCorrelated": "attribute the fault to no node, because many nodes have it",
     "LeaveWhenRecurring": "leave the node, because it had this fault often",
     "LeaveWhenFlapping": "leave the node, because the fault comes and goes",
     "RollBack": "go back to an earlier checkpoint",
@@ -229,13 +229,15 @@ def to_do(case: IncidentCase, job: str, quarantined: Mapping[str, str]) -> str:
     """Return what a person should do about an incident; *quarantined* are the nodes that it took out of service, and why."""
     actions = [of_quarantine(node, reason) for node, reason in quarantined.items()]
     if case.incident.outcome == "failed":
-        actions.insert(0, f"{_fix(case)}; then run the job again: `holdfast run {job}.yaml` goes on from its newest checkpoint")
+        actions.insert(
+            0, f"{fix(case.incident.kind)}; then run the job again: `holdfast run {job}.yaml` goes on from its newest checkpoint"
+        )
     return ". ".join(actions) or NOTHING_TO_DO
 
 
-def _fix(case: IncidentCase) -> str:
-    """Return what to do about the root cause of a failed job."""
-    entry = CATALOGUE.get(case.incident.kind)
+def fix(kind: str) -> str:
+    """Return what a person should do about a root cause of this *kind* that failed a job."""
+    entry = CATALOGUE.get(kind)
     if entry is None:
         return "see what was found"
     return "fix the script, the traceback is in the incident" if entry.recommended_action is RecommendedAction.USER_ERROR else entry.action

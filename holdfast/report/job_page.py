@@ -170,7 +170,7 @@ def _incidents(facts: JobFacts) -> Iterator[str]:
         lines.append(f"- {name}: {plain(incident_text.with_time(case))}")
     yield "\n".join(lines)
     if (more := facts.incidents - len(lines)) > 0:
-        yield f"{wording.plural(more, 'earlier incident')}: `holdfast status {facts.job} --events`"
+        yield f"{wording.plural(more, 'earlier incident')}: `holdfast incidents {facts.job}`"
 
 
 def _nodes(facts: JobFacts) -> Iterator[str]:

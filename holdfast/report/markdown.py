@@ -143,7 +143,7 @@ def _explained(diagnoses: Sequence[IncidentDiagnosis], root: tuple[str, str]) ->
     if not others and not first.unexplained and (first.kind, first.target) == root:
         return
     yield "## How it was explained"
-    yield f"**{wording.share(first.confidence)}** {plain(first.kind)} of {plain(first.target)}"
+    yield f"**{wording.share(first.confidence)}** {plain(first.kind)} on {plain(wording.on_target(first.target))}"
     lines = [f"- {wording.moment(at)}, {plain(source)}: {plain(quote)}" for at, source, quote in first.evidence]
     lines += [f"- explains {plain(first.explains)}"] if first.explains else []
     lines += [f"- leaves unexplained {plain(first.unexplained)}"] if first.unexplained else []
@@ -151,7 +151,7 @@ def _explained(diagnoses: Sequence[IncidentDiagnosis], root: tuple[str, str]) ->
         yield "\n".join(lines)
     if others:
         summary = f"{wording.plural(len(others), 'other hypothesis', 'other hypotheses')}"
-        yield _folded(summary, [f"{wording.share(one.confidence)} {one.kind} of {one.target}" for one in others])
+        yield _folded(summary, [f"{wording.share(one.confidence)} {one.kind} on {wording.on_target(one.target)}" for one in others])
 
 
 def _decided(decisions: Sequence[DecisionRecord]) -> Iterator[str]:

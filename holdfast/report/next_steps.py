@@ -7,32 +7,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from detectors.catalogue import CATALOGUE, RecommendedAction
 from holdfast.accounting.bill import Bill
 from holdfast.accounting.ledger import ROLLBACK, TimeCategory
 from holdfast.history.models import Job, NodeStatusChange
-from holdfast.report import wording
+from holdfast.report import incident_text, wording
 from holdfast.report.case import IncidentCase
 
 MOST_NODES: Final = 4
 """Nodes that are named one by one."""
 _NOTABLE: Final = 0.02
 """Share of the time from which a loss is worth a step."""
-_OUT: Final = frozenset({"lost", "excluded"})
 _COMPARED: Final = 3
 """Incidents from which it is worth comparing policies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextStep:
-    """Why something should be done, and the *command* that does it."""
+    """Why something should be done, and the *arguments* of the command that does it, quoted for a shell."""
 
     text: str
-    command: str
+    arguments: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        """Return the command as one line."""
+        return " ".join(self.arguments)
 
 
 def next_steps(job: Job, bill: Bill, cases: Sequence[IncidentCase], statuses: Mapping[str, NodeStatusChange]) -> list[NextStep]:
-    """Return the steps for *job*; *statuses* are the newest ones of its nodes."""
+    """Return the steps for *job*; *statuses* are the newest ones of its cluster's nodes, whichever job recorded them."""
     name = job.name
     return list(dict.fromkeys([*_about_state(name, bill, cases), *_about_nodes(job, bill, statuses), *_about_losses(job, bill, cases)]))
 
@@ -42,18 +45,16 @@ def _about_state(job: str, bill: Bill, cases: Sequence[IncidentCase]) -> Iterato
     newest = cases[-1].incident if cases else None
     if state is not None and state.state == "FAILED":
         if newest is not None and newest.outcome == "failed":
-            entry = CATALOGUE.get(newest.kind)
-            is_user_error = entry is not None and entry.recommended_action is RecommendedAction.USER_ERROR
-            cure = "Fix the script: the traceback is in the incident" if is_user_error else entry.action if entry is not None else ""
-            yield NextStep(
-                text=cure or "See why no recovery was possible", command=_command("incidents", "show", str(newest.number), "--job", job)
-            )
-        yield NextStep(text="Run the job again: it resumes from its newest checkpoint", command=_command("run", f"{job}.yaml"))
+            fix = incident_text.fix(newest.kind)
+            yield NextStep(text=fix[:1].upper() + fix[1:], arguments=_arguments("incidents", "show", str(newest.number), "--job", job))
+        yield NextStep(text="Run the job again: it resumes from its newest checkpoint", arguments=_arguments("run", f"{job}.yaml"))
     elif state is not None and not state.ended and not state.has_controller:
-        yield NextStep(text="No controller runs this job: run it again to reattach to its ranks", command=_command("run", f"{job}.yaml"))
+        yield NextStep(
+            text="No controller runs this job: run it again to reattach to its ranks", arguments=_arguments("run", f"{job}.yaml")
+        )
     elif newest is not None and newest.closed_at is None:
         text = f"Incident {newest.number} is open: follow its recovery"
-        yield NextStep(text=text, command=_command("status", job))
+        yield NextStep(text=text, arguments=_arguments("status", job))
 
 
 def _about_nodes(job: Job, bill: Bill, statuses: Mapping[str, NodeStatusChange]) -> Iterator[NextStep]:
@@ -64,31 +65,38 @@ def _about_nodes(job: Job, bill: Bill, statuses: Mapping[str, NodeStatusChange])
         incidents = wording.plural(one.incidents, "incident")
         text = f"{one.node}: {incidents} attributed to it, mostly {one.worst}. Keep new jobs off it, then test it with a burn-in"
         yield NextStep(
-            text=text, command=_command("node", "cordon", one.node, "--reason", f"{incidents} in {job.name}, mostly {one.worst}", *where)
+            text=text,
+            arguments=_arguments("node", "cordon", one.node, "--reason", f"{incidents} in {job.name}, mostly {one.worst}", *where),
         )
-        yield NextStep(text=f"{one.node}: find out which part is faulty", command=_command("node", "burn-in", one.node, *where))
-    out = sorted(node for node, change in statuses.items() if change.status in _OUT and node not in {one.node for one in bad})
-    for node in out[:MOST_NODES]:
-        text = f"{node} is {statuses[node].status}. Once it is repaired and answers, test it before jobs use it again"
-        yield NextStep(text=text, command=_command("node", "burn-in", node, *where))
-    if len(out) > MOST_NODES:
-        yield NextStep(text=f"{wording.count(len(out) - MOST_NODES)} more nodes are out of service", command=_command("node", "ls", *where))
+        yield NextStep(text=f"{one.node}: find out which part is faulty", arguments=_arguments("node", "burn-in", one.node, *where))
+    of_job = {node: one for node, one in statuses.items() if one.job_id == job.id and node not in {known.node for known in bad}}
+    lost, excluded = (sorted(node for node, one in of_job.items() if one.status == status) for status in ("lost", "excluded"))
+    for node in lost[:MOST_NODES]:
+        text = f"{node} is lost. Once it is repaired and answers, test it before jobs use it again"
+        yield NextStep(text=text, arguments=_arguments("node", "burn-in", node, *where))
+    for node in excluded[: MOST_NODES - len(lost[:MOST_NODES])]:
+        why = incident_text.brief(of_job[node].reason)
+        text = f"{node} was released from this job{f' ({why})' if why else ''}. See whether other jobs may use it"
+        yield NextStep(text=text, arguments=_arguments("node", "ls", node, *where))
+    if (more := len(lost) + len(excluded) - MOST_NODES) > 0:
+        text = f"{wording.plural(more, 'more node')} of this job {'is' if more == 1 else 'are'} lost or released"
+        yield NextStep(text=text, arguments=_arguments("node", "ls", *where))
 
 
 def _about_losses(job: Job, bill: Bill, cases: Sequence[IncidentCase]) -> Iterator[NextStep]:
     total = bill.total_hours
     if total and bill.costs.steps_lost is None:
         text = "The script reports no steps, so ETTR and lost steps are unknown. Call `holdfast.heartbeat(step, loss)` once per step"
-        yield NextStep(text=text, command=_command("faults", "show", "job-hang"))
+        yield NextStep(text=text, arguments=_arguments("faults", "show", "job-hang"))
     again, saves = bill.phases.get(ROLLBACK, 0.0), bill.hours(TimeCategory.CHECKPOINTS)
     if total and max(again, saves) > _NOTABLE * total:
         what = "were spent on steps computed a second time" if again >= saves else "were spent on checkpoints that stop training"
         text = f"{wording.share(max(again, saves) / total)} of the time {what}. See which checkpoint interval costs least"
-        yield NextStep(text=text, command=_command("checkpoint", "advise", job.name))
+        yield NextStep(text=text, arguments=_arguments("checkpoint", "advise", job.name))
     if len(cases) >= _COMPARED:
         other = "aggressive" if job.spec.get("policy") != "aggressive" else "patient"
         text = f"{wording.plural(len(cases), 'incident')}: see what another policy would have decided"
-        yield NextStep(text=text, command=_command("policy", "replay", other, "--job", job.name))
+        yield NextStep(text=text, arguments=_arguments("policy", "replay", other, "--job", job.name))
 
 
 def logs_command(job: str, case: IncidentCase) -> str:
@@ -101,4 +109,8 @@ def logs_command(job: str, case: IncidentCase) -> str:
 
 
 def _command(*words: str) -> str:
-    return shlex.join(["holdfast", *words])
+    return " ".join(_arguments(*words))
+
+
+def _arguments(*words: str) -> tuple[str, ...]:
+    return tuple(map(shlex.quote, ("holdfast", *words)))

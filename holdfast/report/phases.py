@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -38,6 +37,7 @@ KINDS: Final = (
     PhaseKind(name="warm-up", term="T4", meaning="compile and run the first step", called="warm-up and compile"),
     PhaseKind(name="rollback", term="T0", meaning="steps that are computed a second time"),
 )
+_BY_NAME: Final = {kind.name: kind for kind in KINDS}
 OTHER: Final = PhaseKind(name="other", term="", meaning="a phase that this version does not know")
 ROLLBACK: Final = "rollback"
 SUM: Final = " + ".join(sorted(kind.term for kind in KINDS if kind.term))
@@ -55,19 +55,14 @@ class PhasePart:
 
 
 def kind_of(name: str) -> PhaseKind:
-    """Return the kind of the phase called *name*, in any spelling."""
-    plain = _letters(re.sub(r"\bt[0-4]\b", "", name.lower()))
-    return next((kind for kind in KINDS if _letters(kind.name) == plain), OTHER)
+    """Return the kind of the phase that is recorded as *name*."""
+    return _BY_NAME.get(name, OTHER)
 
 
 def label_of(name: str) -> str:
     """Return what every view calls the phase *name*; an unknown one keeps its name."""
     kind = kind_of(name)
     return name if kind is OTHER else kind.label
-
-
-def _letters(name: str) -> str:
-    return re.sub(r"[^a-z]", "", name)
 
 
 def parts(phases: Sequence[Phase]) -> tuple[PhasePart, ...]:

@@ -79,7 +79,9 @@ Window = Annotated[PositiveDuration, Field(le=LONGEST)]
 class CorrelatedFaults(SpecModel):
     """When a fault is attributed to no node, because it occurs on many: the software or something that nodes share causes it."""
 
-    min_nodes: StrictInt | None = Field(default=None, ge=0, description="Number of nodes from which on none is blamed; 0: never; else 3.")
+    min_nodes: StrictInt | None = Field(
+        default=None, ge=0, description="Number of nodes from which on the fault is attributed to none of them; 0: never; else 3."
+    )
     min_share: Percent | None = Field(
         default=None,
         description="The same as a share of the job's nodes, e.g. `25%`, at least two of them; `0%`: never; else `0%`.",

@@ -103,7 +103,7 @@ def test_the_bill_of_a_job_adds_up_to_what_it_held(history: History) -> None:
     assert [(one.kind, one.incidents) for one in found.losses] == [("gpu-off-bus", 1), ("worker-sigkill", 1)]
     assert sum(one.hours for one in found.losses) == pytest.approx(found.hours(TimeCategory.LOST))
     bad_node, other = found.bad_nodes
-    assert (bad_node.node, bad_node.faults, bad_node.incidents, bad_node.blamed, bad_node.worst, bad_node.to_quarantine) == (
+    assert (bad_node.node, bad_node.faults, bad_node.incidents, bad_node.attributed, bad_node.worst, bad_node.to_quarantine) == (
         "n0",
         2,
         2,
@@ -176,7 +176,7 @@ def test_a_node_that_merely_ended_is_none(history: History) -> None:
     for number in range(1, 5):
         write(history, *recovered("j", number, 10.0 * number, 4.0, kind="node-lost", recommended_action="evict", attributed_to="node"))
     bad_node = bill(history).bad_nodes[0]
-    assert (bad_node.node, bad_node.blamed, bad_node.to_quarantine) == ("n0", 4, False)
+    assert (bad_node.node, bad_node.attributed, bad_node.to_quarantine) == ("n0", 4, False)
 
 
 def test_jobs_are_added_up_and_live_ones_count_until_now(history: History) -> None:

@@ -9,6 +9,7 @@ import pytest
 from holdfast.accounting.bill import bill
 from holdfast.accounting.ledger import SECOND, TimeCategory
 from holdfast.report import cost_table
+from holdfast.report.pages.configuration import configuration
 from holdfast.report.pages.cost_page import drawn
 from holdfast.report.wording import visible
 from tests.report import filled, odd
@@ -25,7 +26,7 @@ def test_an_odd_job_is_accounted_for_and_drawn(name: str, tmp_path: Path) -> Non
     end = found.jobs[0].job.end if found.jobs else job.at
     assert found.ledger.sum().wall == round(end * SECOND) - round(job.at * SECOND)
     assert sum(one.hours for one in found.losses) == pytest.approx(found.hours(TimeCategory.LOST))
-    page = Page(drawn(found, job.name, "html").decode()).root
+    page = Page(drawn(found, job.name, "html", configuration(job, "")).decode()).root
     assert cost_table.counted(found) in page.words
     assert all(
         visible(" ".join(row[0].split())) in page.words
@@ -44,7 +45,7 @@ def test_words_of_strangers_cannot_steer_the_page(tmp_path: Path) -> None:
     job = on.write()
     found = bill(history, job, now=filled.BEGAN + 90_000)
     history.close()
-    page = drawn(found, job.name, "html").decode()
+    page = drawn(found, job.name, "html", configuration(job, "")).decode()
     assert "<script>" not in page
     assert "<b>kind" not in page
     assert "&lt;b&gt;kind" in page

@@ -55,7 +55,7 @@ def test_the_parts_that_programs_get_add_up(here: Command, book: History) -> Non
         "node": "node-1",
         "faults": 3,
         "incidents": 2,
-        "blamed": 1,
+        "attributed": 1,
         "hours": pytest.approx(0.009515, rel=1e-3),
         "worst": "worker-stopped",
         "to_quarantine": False,

@@ -13,11 +13,12 @@ import pytest
 from matplotlib.image import imread
 
 from holdfast.errors import NoProfile, NotWritable
+from holdfast.history.store import History
 from holdfast.report import profile_text as words
 from holdfast.report import write_profile
 from holdfast.report.pages.schedule import KINDS, MOST_LANES, copies, work
 from holdfast.report.profiles import JobProfile, read
-from tests.report import profile_files
+from tests.report import filled, profile_files
 from tests.report.parsed import Page
 from tests.report.test_layout import recorded
 from tests.report.test_report_colours import APART, SIGHT, THEMES, distance
@@ -140,9 +141,9 @@ def test_the_picture_in_letters(four: JobProfile) -> None:
     assert max(map(len, lines)) <= 80
 
 
-def test_the_page_stands_alone(four: JobProfile, tmp_path: Path) -> None:
+def test_the_page_stands_alone(four: JobProfile, history: History, tmp_path: Path) -> None:
     """Two drawings, a legend of what they show, all tables; nothing is fetched."""
-    text = write_profile(four, "a <job>", tmp_path / "p.html").read_text()
+    text = write_profile(history, four, filled.script(history, name="a <job>").write(), tmp_path / "p.html").read_text()
     root = Page(text).root
     assert len(root.find("svg", class_="drawing")) == 2
     legend = root.find("ul", class_="legend")[0].text
@@ -159,12 +160,15 @@ def test_the_page_stands_alone(four: JobProfile, tmp_path: Path) -> None:
     assert "1F1B: one forward pass" in root.text
     assert not re.search(r"(?:src|href)=\"(?!data:|#)", text)
     assert "#a100" not in text
+    facts = {one.find("dt")[0].words: one.find("dd")[0].words for one in root.find("dl", class_="settings")[0].find("div")}
+    assert facts["Command"] == "train_gpt.py --until 600"
+    assert "swordfish" not in root.text
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "PNG"])
-def test_the_picture_alone(ending: str, four: JobProfile, tmp_path: Path) -> None:
+def test_the_picture_alone(ending: str, four: JobProfile, history: History, tmp_path: Path) -> None:
     """In real colours: none that stands for a meaning is left."""
-    file = write_profile(four, "gpt", tmp_path / f"p.{ending}")
+    file = write_profile(history, four, filled.script(history).write(), tmp_path / f"p.{ending}")
     if ending == "svg":
         assert ET.fromstring(file.read_text()).tag.endswith("svg")  # noqa: S314 (we wrote it)
         assert "#a100" not in file.read_text()
@@ -177,19 +181,20 @@ def test_the_picture_alone(ending: str, four: JobProfile, tmp_path: Path) -> Non
     assert (0xA1, 0, 0x20) not in seen
 
 
-def test_many_ranks_and_many_waits_stay_small(tmp_path: Path) -> None:
+def test_many_ranks_and_many_waits_stay_small(history: History, tmp_path: Path) -> None:
     """Two thousand waits on each of a hundred ranks: the first ranks are drawn, and what nobody can see is not."""
     waits = [[place * 1e-4, place * 1e-4 + 6e-5, "data", place + 1] for place in range(2000)]
     found = profile_of(tmp_path, *(profile_files.rank_file(rank, 100, timeline=waits) for rank in range(100)))
-    page = write_profile(found, "gpt", tmp_path / "p.html")
+    page = write_profile(history, found, filled.script(history).write(), tmp_path / "p.html")
     assert page.stat().st_size < 12_000_000
     assert f"{100 - MOST_LANES} are not" in page.read_text()
 
 
-def test_a_place_that_cannot_be_written_is_told(four: JobProfile) -> None:
+def test_a_place_that_cannot_be_written_is_told(four: JobProfile, history: History) -> None:
     """As for a report."""
+    job = filled.script(history).write()
     with pytest.raises(NotWritable, match=r"profile /proc/p\.png"):
-        write_profile(four, "gpt", Path("/proc/p.png"))
+        write_profile(history, four, job, Path("/proc/p.png"))
 
 
 def test_an_unknown_kind_of_wait_is_drawn_as_a_collective(tmp_path: Path) -> None:

@@ -14,6 +14,13 @@ from typing import Any
 
 import pytest
 
+from holdfast.accounting.bill import bill
+from holdfast.history.store import History
+from holdfast.report import write_cost, write_profile
+from holdfast.report.profiles import read
+from tests.report import filled, profile_files
+from tests.report.test_layout import recorded
+
 pytestmark = pytest.mark.integration
 
 BROWSER = next((found for name in ("chromium", "chromium-browser", "google-chrome", "chrome") if (found := shutil.which(name))), None)
@@ -147,3 +154,24 @@ def test_odd_pages_keep_their_shape_in_a_narrow_window(look: Callable[..., Look]
     assert found.saw["fetched"] == []
     if name == "failed":
         assert '<script>alert("x")</script>' in found.saw["words"]
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+@pytest.mark.parametrize("kind", ["cost", "profile"])
+def test_the_pages_about_costs_and_steps_are_read_at_any_width(
+    look: Callable[..., Look], history: History, tmp_path: Path, kind: str, width: int
+) -> None:
+    """Nothing hangs out of the page or is fetched, and each drawing of the right size is legible."""
+    job, output = filled.three_incidents(history), tmp_path / f"{kind}.html"
+    if kind == "cost":
+        write_cost(history, bill(history, job, now=filled.BEGAN + 90_000), job, output)
+    else:
+        files = profile_files.pipeline_files(recorded("1f1b", 4, 8))
+        write_profile(history, read(profile_files.write(tmp_path / "checkpoints", *files), job.name, since=0.0), job, output)
+    found = look(output.read_text(), width=width)
+    assert found.complained == []
+    assert (found.saw["overflow"], found.saw["clipped"], found.saw["fetched"]) == (0, [], [])
+    assert {one["name"].endswith("wide") for one in found.saw["drawings"]} == {width == WIDE}
+    assert all(one["letters"] > 9 for one in found.saw["drawings"])
+    assert "Configuration and versions" in found.saw["words"]

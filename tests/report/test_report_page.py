@@ -22,23 +22,31 @@ from holdfast.accounting.ledger import Ledger, TimeCategory
 from holdfast.accounting.losses import FailureCosts, losses
 from holdfast.accounting.timeline_reader import COMPUTE
 from holdfast.errors import NotWritable
-from holdfast.history.models import FaultRecord, Incident, IncidentDiagnosis, Job, JobEvent, JobTransition
+from holdfast.history.models import FaultRecord, Incident, IncidentDiagnosis, Job, JobEvent, JobTransition, NodeStatusChange
 from holdfast.history.store import History
-from holdfast.report import wording, write_report
+from holdfast.report import memory, wording, write_cost, write_report
 from holdfast.report.case import IncidentCase
 from holdfast.report.cost_table import hours
+from holdfast.report.next_steps import next_steps
 from holdfast.report.pages.drawing import SvgTheme
 from holdfast.report.pages.job_history import JobHistory, StepColumns, read_history
 from holdfast.report.pages.report_page import page, tiles
 from holdfast.report.pages.throughput import rate_changes
 from holdfast.report.pages.timeline import job_spans
-from holdfast.report.wording import count, duration, share
+from holdfast.report.phases import parts
+from holdfast.report.wording import count, duration, on_target, recovery_details, share
+from tests.mentions import mentions
 from tests.report import filled, odd
 from tests.report.parsed import Element, Page
 
 Parsed = Callable[[str], Element]
 Pages = Callable[[str], str]
 EVERY = ["three_incidents", *odd.ODD]
+
+
+def sections(root: Element) -> dict[str, Element]:
+    """Return the sections of a page by the id of their heading."""
+    return {one.attributes["aria-labelledby"]: one for one in root.find("section")}
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -84,62 +92,41 @@ def themes(source: str) -> dict[str, dict[str, str]]:
     return {"light": read[0], "dark": read[0] | read[1]}
 
 
-def test_the_page_tells_of_every_incident(parsed: Parsed) -> None:
-    """Kind, subject, evidence, decision with its because, phases, numbers: all in the incident's own part."""
-    root = parsed("three_incidents")
+def test_the_page_shows_every_incident(parsed: Parsed, story_of: Callable[..., JobHistory]) -> None:
+    """Kind, target, evidence, decision with its reason, phases, numbers: all in the incident's own part."""
+    root, story = parsed("three_incidents"), story_of(filled.three_incidents)
     found = root.find("details", class_="incident")
     assert [one.find("div", class_="inside")[0].attributes["id"] for one in found] == ["incident-1", "incident-2", "incident-3"]
-    words = found[0].words
-    for claim in (
-        "worker-sigkill rank 1 on node-0",
-        "recovered",
-        "restart-workers",
-        "came 18 ms before the connection errors of the other ranks; restart 1 of 3 within 3600 s",
-        "Connection closed by peer [127.0.0.1]:40123",
-        "3 rules that did not apply",
-        "0 of 20 recoveries used",
-        "T2 communication 310 ms",
-        "had reached 122, resumed from 100",
-    ):
-        assert claim in words
-    assert "node-2 replaces node-1" in found[2].text
-    assert "from in-memory snapshots (replicas for 2 ranks)" in found[2].words
-    assert "state all ranks resumed from in-memory snapshots (replicas for 2 ranks)" in found[2].words
-    assert "the newest in-memory snapshot was 12 steps old" in found[2].words
+    for shown, case in zip(found, story.cases, strict=True):
+        one = case.incident
+        assert mentions(shown.words, one.kind, on_target(one.target), one.outcome, one.action, one.step_before, one.resumed_step)
+        assert all(decision.reason in shown.words for decision in case.decisions)
+        assert all(mentions(shown.words, part.label, duration(part.seconds)) for part in parts(case.phases))
+        assert all(why in shown.words for decision in case.decisions for why in decision.passed_over.values())
+        assert all(text in shown.words for text in recovery_details(one.facts))
+    assert "Connection closed by peer [127.0.0.1]:40123" in found[0].words
 
 
-def test_the_page_tells_what_snapshots_in_memory_were_worth(parsed: Parsed) -> None:
+def test_the_page_shows_what_snapshots_in_memory_were_worth(parsed: Parsed, story_of: Callable[..., JobHistory]) -> None:
     """The job's age and cost in a sentence, each generation in a row, the newest first; nothing of them in an old job."""
     (card,) = [one for one in parsed("three_incidents").find("section") if one.attributes.get("aria-labelledby") == "memory"]
-    assert "Snapshots every step, 97.5% of the copying overlapped with waits, 0.5% of the training time." in card.words
-    assert "The newest complete one was in the median 1 step old, at most 2: so many" in card.words
+    rows = story_of(filled.three_incidents).snapshots
+    assert memory.overhead(rows) in card.words
+    assert memory.typical_age(memory.total(rows)) in card.words
     assert [row.words for row in card.find("tbody")[0].find("tr")] == [
         "4 599 1 598 1 13.7 MB 97.5% 0.5%",
         "2 286 1 285 1 13.7 MB 97.5% 0.5%",
     ]
-    assert "In-memory snapshots" not in [one.text for one in parsed("failed").find("h2")]
+    assert "memory" not in sections(parsed("failed"))
 
 
 def test_the_page_has_the_headline_and_every_section(parsed: Parsed) -> None:
-    """What a reader looks for first stands there in words."""
+    """What a reader looks for first stands first."""
     root = parsed("three_incidents")
-    heads = [one.text for one in root.find("h2")]
-    assert heads == [
-        "Headline facts",
-        "Next steps",
-        "Goodput: what the time was used for",
-        "Over wall time",
-        "Over steps",
-        "Where recovery time went",
-        "Incidents",
-        "Generations",
-        "Nodes",
-        "Checkpoints",
-        "In-memory snapshots",
-        "Notes",
-        "Fault kinds",
-        "Configuration and versions",
-    ]
+    assert list(sections(root)) == [
+        "facts", "next-steps", "goodput", "over-time", "over-steps", "recoveries", "incidents", "generations", "nodes", "checkpoints",
+        "memory", "notes", "kinds", "configuration",
+    ]  # fmt: skip
     tiles = {one.find("dt")[0].text: one.find("dd", class_="value")[0].text for one in root.find("div", class_="tile")}
     assert tiles["Steps"] == "600"
     assert tiles["Incidents"] == "3"
@@ -149,16 +136,17 @@ def test_the_page_has_the_headline_and_every_section(parsed: Parsed) -> None:
     assert "Completed 600 steps" in root.find("p", class_="sentence")[0].text
 
 
-def test_the_page_says_who_held_which_ranks_and_what_became_of_the_nodes(parsed: Parsed) -> None:
+def test_the_page_says_who_held_which_ranks_and_what_became_of_the_nodes(parsed: Parsed, story_of: Callable[..., JobHistory]) -> None:
     """Newcomers and leavers of a generation are marked, a lost node is named with the reason."""
     root = parsed("three_incidents")
     members = [cell.words for cell in root.find("td", class_="members")]
     assert members[0] == "node-0 0–1 node-1 2–3 first start: 2 of 2 nodes, 1 spare"  # noqa: RUF001 (ranges)
     assert members[-1] == "node-0 0–1 + node-2 2–3 node-1 after incident 3 : node-2 for node-1"  # noqa: RUF001 (ranges)
     assert [one.text for one in root.find("span", class_="removed")] == ["node-1"]
-    assert "the node does not answer" in root.text
-    assert "shard 2 is not what the manifest says" in root.text
-    assert "it adopted the running job" in root.text
+    story = story_of(filled.three_incidents)
+    for reason in (*(one.reason for one in story.status_changes), *(one.reason for one in story.checkpoints)):
+        assert reason in root.text
+    assert all(one.text in root.text for one in story.job_events)
 
 
 def test_what_came_again_is_counted_and_what_is_in_memory_is_no_checkpoint(history: History) -> None:
@@ -193,27 +181,46 @@ def test_the_environment_of_a_job_stays_out_of_its_report(pages: Pages) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("nothing", "No step has been reported yet."),
-        ("nothing", "No incident so far."),
-        ("unmanaged", "No step was reported."),
-        ("unmanaged_steps", "Step number (no finite loss was reported) against the time since submission."),
-        ("one_step", "Completed 1 step in"),
-        ("one_step", "No incident: nothing had to be recovered."),
-        ("broken_losses", "41 steps without a finite one"),
-        ("no_finite_loss", "none finite reported"),
-        ("recovering", "No controller runs this job"),
-        ("running", "Not over yet"),
-        ("recovering", "1 open"),
-        ("failed", "Why it failed"),
-        ("many_incidents", "The 24 longest are shown, 36 shorter ones are not."),
-        ("many_nodes", "292 more nodes"),
-    ],
+    ("name", "section"),
+    [("nothing", "goodput"), ("nothing", "over-time"), ("nothing", "incidents"), ("unmanaged", "over-time"), ("one_step", "incidents")],
 )
-def test_a_page_of_an_odd_job_says_what_is_odd(parsed: Parsed, name: str, words: str) -> None:
+def test_an_empty_section_says_that_it_is(parsed: Parsed, name: str, section: str) -> None:
     """An empty place would leave the reader guessing."""
-    assert words in parsed(name).words
+    (said,) = sections(parsed(name))[section].find("p", class_="empty")
+    assert said.words
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "numbers"),
+    [("broken_losses", "Last loss", (41,)), ("recovering", "Incidents", (1, "open")), ("one_step", "Steps", (600,))],
+)
+def test_a_headline_number_has_a_note_on_what_is_odd(parsed: Parsed, name: str, label: str, numbers: tuple[object, ...]) -> None:
+    """A number alone would mislead."""
+    notes = {one.find("dt")[0].text: one.find("dd", class_="note")[0].text for one in parsed(name).find("div", class_="tile")}
+    assert mentions(notes[label], *numbers)
+
+
+@pytest.mark.parametrize(("name", "tone"), [("recovering", "warning"), ("running", "live"), ("failed", "bad"), ("one_step", None)])
+def test_a_job_that_has_not_simply_ended_has_a_callout(parsed: Parsed, name: str, tone: str | None) -> None:
+    """It has no controller, it still runs, or it failed."""
+    found = [one.attributes["class"].split() for one in parsed(name).find("p", class_="callout")]
+    assert found == ([["callout", tone]] if tone else [])
+
+
+def test_what_is_left_out_is_counted(parsed: Parsed) -> None:
+    """Of many incidents the longest have bars, of many nodes the first are named."""
+    assert mentions(sections(parsed("many_incidents"))["recoveries"].words, 24, 36)
+    assert mentions(sections(parsed("many_nodes"))["generations"].words, 292)
+
+
+def test_steps_without_a_loss_are_drawn_by_their_number(parsed: Parsed) -> None:
+    """Over wall time; there is nothing to draw over steps."""
+    found = sections(parsed("unmanaged_steps"))
+    assert "over-steps" not in found
+    assert [one.attributes["aria-labelledby"].split("-title")[0] for one in found["over-time"].find("svg", class_="drawing")][2:4] == [
+        "time-wide",
+        "time-narrow",
+    ]
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -392,6 +399,25 @@ def test_a_forwarded_page_describes_itself_and_names_no_secret(history: History)
     assert yaml.safe_load(root.find("pre")[-2].text)["name"] == "bytes-gpt"
 
 
+def test_a_page_about_costs_describes_its_jobs(history: History, tmp_path: Path) -> None:
+    """Of one job it has the files, of several what they have in common, with the number of jobs where they differ."""
+    versions = ("2.13.0+cpu", "2.13.0+cpu", "2.12.0")
+    jobs = []
+    for number, version in enumerate(versions):
+        begun = filled.launched(history, name=f"job-{number}")
+        begun.train(3)
+        begun.job.provenance = {"torch": version}
+        jobs.append(begun.write())
+    one = Page(write_cost(history, bill(history, jobs[0]), jobs[0], tmp_path / "one.html").read_text()).root
+    assert yaml.safe_load(one.find("pre")[-2].text)["name"] == "bytes-gpt"
+    assert "swordfish" not in one.text
+    every = Page(write_cost(history, bill(history), None, tmp_path / "all.html").read_text()).root
+    facts = {row.find("dt")[0].words: row.find("dd")[0].words for row in every.find("dl", class_="settings")[0].find("div")}
+    assert (facts["Jobs"], facts["Clusters"]) == ("3", "local")
+    assert facts["PyTorch"] == "2.13.0+cpu (2 jobs), 2.12.0 (1 job)"
+    assert every.find("pre") == []
+
+
 def test_internals_of_the_program_are_not_on_the_page(pages: Pages) -> None:
     """Rules are in words, and no call of a class with its fields is shown."""
     source = pages("three_incidents")
@@ -421,3 +447,15 @@ def test_next_steps_follow_from_what_happened(parsed: Parsed, name: str, command
     found = [one.words for one in parsed(name).find("code", class_="command")]
     assert command in found
     assert not [one for one in found if one.startswith(others)]
+
+
+def test_only_nodes_that_this_job_lost_or_released_are_a_next_step(history: History) -> None:
+    """A lost node is tested, a released one is looked at, and what other jobs say of their nodes is theirs."""
+    begun = filled.launched(history)
+    begun.stand("node-1", "lost", "the node does not answer")
+    begun.stand("node-2", "excluded", "rank(s) 3 were moved to node-0")
+    begun.add(NodeStatusChange(cluster="local", node="node-0", at=begun.clock, status="excluded", reason="", job_id="another"))
+    job = begun.write()
+    read = read_history(history, job, now=begun.clock + 60)
+    found = next_steps(job, read.bill, read.cases, {one.node: one for one in read.status_changes})
+    assert [one.command for one in found if "node" in one.command] == ["holdfast node burn-in node-1", "holdfast node ls node-2"]

@@ -35,6 +35,10 @@ _LABEL_PIXELS: Final = 68
 """Room for one label on the time axis: a time of day."""
 _DATE_PIXELS: Final = 92
 """Room for a day with a time of day."""
+_PITCH, _PITCH_NARROW = 34, 56
+_BAR_PIXELS: Final = 20
+NAME_CHARACTERS: Final = 26
+"""Characters of a bar's name."""
 _LOG_FROM: Final = 40
 """A loss that falls by more than this factor gets a logarithmic axis."""
 
@@ -222,7 +226,19 @@ def stacked_bar(on: Drawing, parts: Sequence[BarPart], middle: float, *, height:
     on.axes.text(at + 7 * pixel, middle, total, va="center_baseline", fontsize=12, fontweight="bold", color=SvgTheme.TEXT, zorder=5)
 
 
-def shortened(text: str, characters: int) -> str:
+def bar_pitch(*, wide: bool) -> int:
+    """Return the pixels from bar to bar: names stand to the left of *wide* ones, and above narrow ones."""
+    return _PITCH if wide else _PITCH_NARROW
+
+
+def named_bar(on: Drawing, parts: Sequence[BarPart], row: int, *, wide: bool, total: str) -> float:
+    """Draw the stacked bar of a *row* of a plot whose rows are one unit high; return the height of its name."""
+    pitch = bar_pitch(wide=wide)
+    stacked_bar(on, parts, row + (0.5 if wide else 0.66), height=_BAR_PIXELS / pitch, total=total)
+    return row + (0.5 if wide else 12 / pitch)
+
+
+def shortened(text: str, characters: int = NAME_CHARACTERS) -> str:
     """Return *text* with at most so many *characters*, cut at the end."""
     plain = wording.visible(text)
     return plain if len(plain) <= characters else f"{plain[: characters - 1]}…"

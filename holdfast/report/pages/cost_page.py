@@ -13,7 +13,8 @@ from holdfast.accounting.bill import Bill, FailureLoss
 from holdfast.accounting.ledger import MEANING, UNFINISHED, TimeCategory
 from holdfast.report import cost_table, wording
 from holdfast.report.cost_table import hours
-from holdfast.report.pages.axes import BarPart, shortened, stacked_bar
+from holdfast.report.pages.axes import BarPart, bar_pitch, named_bar, shortened
+from holdfast.report.pages.configuration import Configuration
 from holdfast.report.pages.drawing import Drawing, DrawingBox, SvgTheme, drawing, image, style, svg
 from holdfast.report.pages.recoveries import COLORS
 from holdfast.report.pages.template_env import Tile, render
@@ -35,19 +36,14 @@ CATEGORY_COLORS: Final = {
     TimeCategory.SPARE: SvgTheme.WAITING,
 }
 _WIDE: Final = DrawingBox(width=1000, height=0, left=190, right=84, top=8, bottom=44)
-_NARROW: Final = DrawingBox(width=350, height=0, left=2, right=66, top=4, bottom=44)
+_NARROW: Final = DrawingBox(width=350, height=0, left=2, right=84, top=4, bottom=44)
 _FILE: Final = DrawingBox(width=1000, height=0, left=190, right=84, top=52, bottom=0)
 _UNITS: Final = ((1, "h"), (60, "min"), (3600, "s"), (3_600_000, "ms"))
 """How many of each are in an hour."""
 _MARGIN: Final = 6
-_PITCH: Final = 34
-"""Pixels from bar to bar with names to the left."""
-_PITCH_NARROW: Final = 56
-"""Pixels from bar to bar with names above."""
 _LEGEND_COLUMNS: Final = 4
 _GAP: Final = 34
 """Pixels between the bar of all time and those of the kinds."""
-_NAME_CHARACTERS: Final = 26
 _NODES: Final = (
     "What incidents with their root cause on a node cost. Attributed: to its GPUs or to the node itself. "
     "Quarantine: one of these recommends eviction, or there were several; test the node."
@@ -56,8 +52,8 @@ Rows = Sequence[tuple[str, Sequence[BarPart]]]
 Size = Literal["wide", "narrow"]
 
 
-def drawn(bill: Bill, job: str | None, kind: str) -> bytes:
-    """Return the file of this *kind*: ``html``, ``png`` or ``svg``."""
+def drawn(bill: Bill, job: str | None, kind: str, configuration: Configuration) -> bytes:
+    """Return the file of this *kind*: ``html``, ``png`` or ``svg``; only the first shows the *configuration*."""
     with style():
         if kind != "html":
             return _file(bill, kind, cost_table.heading(bill, job))
@@ -74,6 +70,7 @@ def drawn(bill: Bill, job: str | None, kind: str) -> bytes:
         span=cost_table.heading(bill, job),
         counted=cost_table.counted(bill),
         tiles=_tiles(bill),
+        configuration=configuration,
         categories=pictures[0],
         losses=pictures[1],
         left_out=sum(one.hours > 0 for one in bill.losses) - len(_shown_kinds(bill)),
@@ -171,11 +168,11 @@ def loss_bars(bill: Bill, size: Size) -> Markup | None:
 
 def _bars(bill: Bill, rows: Rows, size: Size, name: str, *, title: str, text: str) -> Markup:  # noqa: PLR0913 (what it draws, and three texts)
     """Return a picture of *rows* with its own scale."""
-    box, pitch = (_WIDE, _PITCH) if size == "wide" else (_NARROW, _PITCH_NARROW)
+    box, wide = (_WIDE, True) if size == "wide" else (_NARROW, False)
     if not any(name for name, _ in rows):
-        box, pitch = replace(box, left=_NARROW.left), _PITCH
-    on = drawing(replace(box, height=box.top + pitch * len(rows) + box.bottom))
-    _draw_rows(on, rows, pitch, wide=pitch == _PITCH, ticks=True)
+        box, wide = replace(box, left=_NARROW.left), True
+    on = drawing(replace(box, height=box.top + bar_pitch(wide=wide) * len(rows) + box.bottom))
+    _draw_rows(on, rows, wide=wide, ticks=True)
     on.axis_titles(f"time, added up over {'ranks' if bill.unit.by_rank else 'nodes'}")
     return svg(on, name=name, title=title, text=text)
 
@@ -185,20 +182,21 @@ def _file(bill: Bill, kind: str, title: str) -> bytes:
     legend = [*category_legend(bill), *((color, f"lost in {phase}") for color, phase in loss_legend(bill))]
     rows = _loss_rows(bill)
     box = replace(_FILE, bottom=46 + 20 * -(-len(legend) // _LEGEND_COLUMNS))
-    upper = box.top + _PITCH
-    height = upper + (_GAP + _PITCH * len(rows) if rows else 0) + box.bottom
+    pitch = bar_pitch(wide=True)
+    upper = box.top + pitch
+    height = upper + (_GAP + pitch * len(rows) if rows else 0) + box.bottom
     on = drawing(replace(box, height=height, top=upper + _GAP if rows else box.top))
     above = on
     if rows:
-        axes = on.figure.add_axes((box.left / box.width, 1 - upper / height, box.columns / box.width, _PITCH / height))
+        axes = on.figure.add_axes((box.left / box.width, 1 - upper / height, box.columns / box.width, pitch / height))
         axes.spines[:].set_visible(False)
         above = replace(on, box=replace(box, height=height, bottom=height - upper), axes=axes)
-        _draw_rows(on, rows, _PITCH, wide=True, ticks=True)
-    _draw_rows(above, [("all", _category_parts(bill))], _PITCH, wide=True, ticks=not rows)
+        _draw_rows(on, rows, wide=True, ticks=True)
+    _draw_rows(above, [("all", _category_parts(bill))], wide=True, ticks=not rows)
     return image(on, kind, legend, title=wording.visible(title), columns=_LEGEND_COLUMNS)
 
 
-def _draw_rows(on: Drawing, rows: Rows, pitch: int, *, wide: bool, ticks: bool) -> None:
+def _draw_rows(on: Drawing, rows: Rows, *, wide: bool, ticks: bool) -> None:
     """Draw a bar for each of *rows*, its name to the left or above."""
     axes = on.axes
     totals = [sum(part.size for part in parts) for _, parts in rows]
@@ -209,15 +207,16 @@ def _draw_rows(on: Drawing, rows: Rows, pitch: int, *, wide: bool, ticks: bool) 
     axes.set_yticks([])
     ticks_at = MaxNLocator(max(2, on.box.columns // 90), steps=[1, 2, 5, 10]).tick_values(0, limit * factor)
     axes.xaxis.set_major_locator(FixedLocator([at / factor for at in ticks_at if at <= limit * factor]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * factor:,.6g} {unit}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * factor:,.6g} {unit}" if value else "0"))
     axes.grid(axis="x", visible=ticks)
     axes.tick_params(axis="x", labelbottom=ticks)
     axes.set_axisbelow(True)
     for row, ((name, parts), total) in enumerate(zip(rows, totals, strict=True)):
-        stacked_bar(on, parts, row + (0.5 if wide else 0.66), height=20 / pitch, total=hours(total))
-        left, height = ((_MARGIN - on.box.left) / on.box.columns, row + 0.5) if wide else (0.0, row + 12 / pitch)
-        label = shortened(name, _NAME_CHARACTERS)
-        axes.text(left, height, label, transform=axes.get_yaxis_transform(), va="center_baseline", fontsize=12, color=SvgTheme.TEXT)
+        height = named_bar(on, parts, row, wide=wide, total=hours(total))
+        left = (_MARGIN - on.box.left) / on.box.columns if wide else 0.0
+        axes.text(
+            left, height, shortened(name), transform=axes.get_yaxis_transform(), va="center_baseline", fontsize=12, color=SvgTheme.TEXT
+        )
 
 
 def _shown_kinds(bill: Bill) -> Sequence[FailureLoss]:

@@ -12,12 +12,10 @@ import numpy as np
 import sqlalchemy
 from sqlmodel import col, select
 
-from detectors.gpu_readings import GpuReading
 from holdfast.accounting.bill import Bill, bill
 from holdfast.accounting.losses import FailureCosts
 from holdfast.accounting.timeline_reader import recovered_at
 from holdfast.history import queries
-from holdfast.history.health_samples import latest_health
 from holdfast.history.lease import flow_run_url
 from holdfast.history.models import (
     Checkpoint,
@@ -34,6 +32,7 @@ from holdfast.history.models import (
 from holdfast.history.queries import TERMINAL
 from holdfast.history.store import History
 from holdfast.report.case import IncidentCase
+from holdfast.report.pages.configuration import gpus_of
 from holdfast.report.pages.thinning import Floats, Places
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
@@ -53,7 +52,7 @@ LARGEST_LOSS = 1e30
 """A greater loss counts as infinite: it would break the arithmetic of a plot."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StepColumns:
     """Every reported step, ordered by generation and time: one array per column, all of the same length."""
 
@@ -69,7 +68,7 @@ class StepColumns:
     def __len__(self) -> int:
         return len(self.step)
 
-    @property
+    @cached_property
     def kept(self) -> Places:
         """Return the positions of the steps that were kept, in ascending step."""
         positions = np.flatnonzero(~self.lost)
@@ -79,6 +78,28 @@ class StepColumns:
     def with_loss(self) -> bool:
         """Return whether there is any finite loss."""
         return bool(np.isfinite(self.loss).any())
+
+    @cached_property
+    def weights(self) -> Floats:
+        """Return how many steps each report stands for: a script may report every tenth step only."""
+        found = np.ones(len(self))
+        for number in np.unique(self.generation):
+            positions = np.flatnonzero(self.generation == number)
+            between = np.diff(self.step[positions]).clip(min=1)
+            if len(between):
+                found[positions] = np.concatenate(([between.min()], between))
+        return found
+
+    @cached_property
+    def per_step(self) -> Floats:
+        """Return the seconds of each step: what was reported, or where steps were left out, the time since the report before."""
+        found = self.seconds.copy()
+        for number in np.unique(self.generation):
+            positions = np.flatnonzero(self.generation == number)
+            counted = self.weights[positions][1:]
+            left_out = counted > 1
+            found[positions[1:][left_out]] = (np.diff(self.at[positions]) / counted)[left_out]
+        return np.nan_to_num(found, nan=0.0, posinf=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,9 +161,19 @@ class JobHistory:
         """Return the incidents that have a card on the page."""
         return self.cases[-MOST_INCIDENTS:]
 
+    @cached_property
+    def generation_ends(self) -> list[tuple[Generation, float]]:
+        """Return each generation with its end (seconds since 1970): its own, the begin of the next one, or the end of the job."""
+        after = [*(one.at for one in self.generations[1:]), self.end]
+        return [(one, one.ended_at or end) for one, end in zip(self.generations, after, strict=True)]
+
+    @cached_property
+    def _with_card(self) -> frozenset[int]:
+        return frozenset(case.incident.number for case in self.shown_cases)
+
     def anchor(self, incident: Incident) -> str:
         """Return the address of the card of *incident* within the page, or of the list if it has none."""
-        return f"#incident-{incident.number}" if incident in [case.incident for case in self.shown_cases] else "#incidents"
+        return f"#incident-{incident.number}" if incident.number in self._with_card else "#incidents"
 
     def downtime(self, incident: Incident) -> float:
         """Return the downtime of an incident in seconds, until the end while it is open; one that passed by itself has none."""
@@ -166,22 +197,9 @@ def read_history(history: History, job: Job, *, now: float) -> JobHistory:
         job_events=queries.job_events(history, job.id),
         steps=_steps(history, job, generations),
         bill=bill(history, job, now=now),
-        gpus=_gpus(history, job, generations),
+        gpus=gpus_of(history, job),
         flow_run_url=flow_run_url(history, job.id),
     )
-
-
-def _gpus(history: History, job: Job, generations: Sequence[Generation]) -> str:
-    """Return the most common GPU and driver of the nodes of the newest generation."""
-    nodes = generations[-1].ranks if generations else {}
-    known = latest_health(history, str(job.cluster.get("name", ""))) if nodes else {}
-    readings = [one.reading.gpus for node, one in known.items() if node in nodes and one.reading is not None]
-    found = [
-        f"{len(one.gpus)} × {one.gpus[0].name}, driver {one.driver_version}"  # noqa: RUF001 (times)
-        for one in readings
-        if isinstance(one, GpuReading) and isinstance(one.gpus, tuple) and one.gpus and isinstance(one.driver_version, str)
-    ]
-    return max(found, key=found.count, default="")
 
 
 def _cases(history: History, job: Job, faults: Mapping[str | None, list[FaultRecord]]) -> list[IncidentCase]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -11,15 +10,15 @@ from markupsafe import Markup
 
 from holdfast.report import wording
 from holdfast.report.case import IncidentCase
-from holdfast.report.pages.axes import LABEL_PIXELS, AxisMark, count_axis, incident_marks, loss_axis, since_submission, step_axis, time_axis
+from holdfast.report.pages.axes import LABEL_PIXELS, count_axis, incident_marks, loss_axis, since_submission, step_axis, time_axis
 from holdfast.report.pages.drawing import Drawing, DrawingBox, SvgTheme, drawing, svg
+from holdfast.report.pages.incident_layers import downtimes, mark, marks_in_time, startup_note
 from holdfast.report.pages.job_history import Flags, JobHistory, StepColumns
 from holdfast.report.pages.thinning import Floats, Places, smoothed, thin_pieces
 
 _CROWDED: Final = 3
 """With more points than this per pixel column, a line through their medians is drawn over them."""
 _BAND_LABEL_PIXELS: Final = 30
-_LETTER_PIXELS: Final = 7
 _DOTS: Final = 60
 """With more steps than this, dots on the line would touch."""
 _CLOSE: Final = 14
@@ -36,7 +35,7 @@ def over_time(job: JobHistory, box: DrawingBox, name: str) -> Markup:
     height = steps.loss if steps.with_loss else steps.step.astype(np.float64)
     time_axis(on, job.wall_seconds, zero=job.job.at)
     _height_axis(on, steps, height)
-    _generation_bands(on, [(one.number, max(0.0, one.at - job.job.at), end) for one, end in _generation_ends(job)])
+    _generation_bands(on, [(one.number, max(0.0, one.at - job.job.at), end - job.job.at) for one, end in job.generation_ends])
     downtimes(on, job)
     startup_note(on, job)
     faults = np.array([case.incident.fault_at - job.job.at for case in job.cases])
@@ -64,7 +63,7 @@ def over_steps(job: JobHistory, box: DrawingBox, name: str) -> Markup:
     _line(on, old, faults, color=SvgTheme.AGAIN, linewidth=5, alpha=0.75)
     _curve(on, [(steps.step[kept].astype(np.float64), steps.loss[kept])], faults)
     _gaps(on, steps, steps.step[kept][~np.isfinite(steps.loss[kept])].astype(np.float64))
-    incident_marks(on, [_mark(job, case, case.incident.step_before) for case in job.cases if case.incident.step_before is not None])
+    incident_marks(on, [mark(job, case, case.incident.step_before) for case in job.cases if case.incident.step_before is not None])
     on.axis_titles("step", "loss")
     return svg(on, name=name, title="Loss over steps", text=_text(job))
 
@@ -163,12 +162,6 @@ def _gaps(on: Drawing, steps: StepColumns, x: Floats) -> None:
     )  # fmt: skip
 
 
-def _generation_ends(job: JobHistory) -> list[tuple[Any, float]]:
-    """Return each generation with its end in seconds since the job's submission."""
-    after = [*(one.at for one in job.generations[1:]), job.end]
-    return [(one, (one.ended_at or end) - job.job.at) for one, end in zip(job.generations, after, strict=True)]
-
-
 def _generation_bands(on: Drawing, spans: Sequence[tuple[int, float, float]]) -> None:
     """Shade every other generation, and number those that are wide enough."""
     low, high = on.axes.get_xlim()
@@ -181,17 +174,6 @@ def _generation_bands(on: Drawing, spans: Sequence[tuple[int, float, float]]) ->
             on.axes.text(
                 start, 1 + LABEL_PIXELS / on.box.rows, f" g{number}", transform=transform, color=SvgTheme.QUIET, fontsize=11, va="baseline"
             )
-
-
-def downtimes(on: Drawing, job: JobHistory) -> None:
-    """Shade the downtime of each incident; of those within one pixel only the first."""
-    pixel, drawn = job.wall_seconds / on.box.columns, -math.inf
-    for case in job.cases:
-        start, lasted = case.incident.fault_at - job.job.at, job.downtime(case.incident)
-        if lasted and start + lasted > drawn + pixel:
-            tip = on.tip(f"incident {case.incident.number}: down for {wording.duration(lasted)}")
-            on.axes.axvspan(start, start + lasted, facecolor=SvgTheme.DOWN_BAND, edgecolor="none", zorder=1, gid=tip)
-            drawn = start + lasted
 
 
 def _step_spans(steps: StepColumns) -> list[tuple[int, float, float]]:
@@ -209,25 +191,6 @@ def _lost_spans(steps: StepColumns, pixel: float) -> list[tuple[int, int]]:
     ends: Places = np.flatnonzero(np.diff(again) > max(1.0, pixel))
     starts = np.concatenate([[0], ends + 1])
     return [(int(again[low]), int(again[high])) for low, high in zip(starts, [*ends, len(again) - 1], strict=True)]
-
-
-def startup_note(on: Drawing, job: JobHistory) -> None:
-    """Write into the empty part before the first step what it is, if there is room."""
-    first = float(job.steps.at.min() - job.steps.seconds[np.argmin(job.steps.at)] - job.job.at) if len(job.steps) else 0.0
-    text = "startup"
-    if first / job.wall_seconds * on.box.columns > (len(text) + 2) * _LETTER_PIXELS if job.wall_seconds else False:
-        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 11, "color": SvgTheme.QUIET}
-        on.axes.text(first / 2, 0.5, text, transform=on.axes.get_xaxis_transform(), **style)
-
-
-def marks_in_time(job: JobHistory) -> list[AxisMark]:
-    """Return the mark of each incident on an axis of seconds since submission."""
-    return [_mark(job, case, case.incident.fault_at - job.job.at) for case in job.cases]
-
-
-def _mark(job: JobHistory, case: IncidentCase, x: float) -> AxisMark:
-    one = case.incident
-    return AxisMark(number=one.number, x=max(0.0, x), text=f"incident {one.number}: {one.kind} on {one.target}", link=job.anchor(one))
 
 
 def _text(job: JobHistory) -> str:

@@ -6,8 +6,11 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from markupsafe import Markup
+
 from holdfast.report import profile_text
 from holdfast.report.pages import schedule
+from holdfast.report.pages.configuration import Configuration
 from holdfast.report.pages.drawing import style
 from holdfast.report.pages.template_env import render
 from holdfast.report.profiles import JobProfile
@@ -21,8 +24,8 @@ _SNAPSHOTS: Final = (
 )
 
 
-def drawn(profile: JobProfile, job: str, kind: str) -> bytes:
-    """Return the file of this *kind*: ``html``, ``png`` or ``svg``."""
+def drawn(profile: JobProfile, job: str, kind: str, configuration: Configuration) -> bytes:
+    """Return the file of this *kind*: ``html``, ``png`` or ``svg``; only the first shows the *configuration*."""
     with style():
         if kind != "html":
             return schedule.schedule_file(profile, kind, job)
@@ -33,6 +36,7 @@ def drawn(profile: JobProfile, job: str, kind: str) -> bytes:
         "profile.html.j2",
         job=job,
         profile=profile,
+        configuration=configuration,
         wide=pictures[0],
         narrow=pictures[1],
         legend=[(color.variable, text) for color, text in schedule.legend(profile)],
@@ -41,7 +45,7 @@ def drawn(profile: JobProfile, job: str, kind: str) -> bytes:
         snapshot_interval=profile_text.snapshot_interval(profile),
         tables=[
             ("steps", "Steps", steps, *_table(*profile_text.rank_rows(profile))),
-            ("waits", "Waits", waits, *_table(*profile_text.kind_rows(profile))),
+            ("waits", "Waits", waits, *_named(*_table(*profile_text.kind_rows(profile)))),
             ("snapshots", "In-memory snapshots", _SNAPSHOTS, *_table(*profile_text.snapshot_rows(profile))),
         ],
     )
@@ -52,6 +56,15 @@ def _table(head: Sequence[str], rows: list[list[str]]) -> tuple[list[str], list[
     """Return head, first rows, columns with numbers, and how many rows are left out."""
     numbers = [column for column in range(len(head)) if all(_is_number(row[column]) for row in rows)]
     return [name.capitalize() for name in head], rows[:MOST_ROWS], numbers, len(rows[MOST_ROWS:])
+
+
+def _named(head: list[str], rows: list[list[str]], numbers: list[int], more: int) -> tuple[list[str], list[list[str]], list[int], int]:
+    """Return the table with the rank of the row above in rows without one, shown where rows are stacked and have lost their order."""
+    rank, named = "", []
+    for first, *rest in rows:
+        rank = first or rank
+        named.append([first or Markup('<span class="narrow">{}</span>').format(rank), *rest])
+    return head, named, numbers, more
 
 
 def _is_number(cell: str) -> bool:

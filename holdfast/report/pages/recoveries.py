@@ -12,14 +12,13 @@ from markupsafe import Markup
 from holdfast.history.models import Incident
 from holdfast.report import wording
 from holdfast.report.case import IncidentCase
-from holdfast.report.pages.axes import BarPart, badge, shortened, stacked_bar, time_axis
+from holdfast.report.pages.axes import BarPart, badge, bar_pitch, named_bar, shortened, time_axis
 from holdfast.report.pages.drawing import Drawing, DrawingBox, SvgTheme, drawing, svg
 from holdfast.report.phases import KINDS, OTHER, PhaseKind, PhasePart, parts
 
 MOST_BARS: Final = 24
 _OUTLIER: Final = 10
 """A recovery this many times longer than the median is cut at the edge, so that it does not flatten the others."""
-_NAME_CHARACTERS: Final = 26
 
 COLORS: Final = {kind.name: SvgTheme[kind.name.upper().replace("-", "_").replace(" ", "_")] for kind in (*KINDS, OTHER)}
 _DARK: Final = {"detect", "failed attempt", "reschedule", "warm-up", "other"}
@@ -59,19 +58,22 @@ def edge(drawn: Sequence[Bar]) -> float:
     return max(typical or lengths) * 1.02 or 1.0
 
 
+def height(drawn: Sequence[Bar], box: DrawingBox, *, wide: bool) -> DrawingBox:
+    """Return *box* with the height that the bars need."""
+    return replace(box, height=bar_pitch(wide=wide) * len(drawn) + box.top + box.bottom)
+
+
 def phase_bars(drawn: Sequence[Bar], box: DrawingBox, name: str, *, wide: bool, link: Callable[[Incident], str]) -> Markup:
     """Draw the bars, their names to the left or, on a narrow screen, above; *link* gives the address of an incident's card."""
-    pitch = 34 if wide else 56
-    on, limit = drawing(replace(box, height=pitch * len(drawn) + box.top + box.bottom)), edge(drawn)
+    on, limit = drawing(height(drawn, box, wide=wide)), edge(drawn)
     time_axis(on, limit)
     on.axes.set_ylim(len(drawn), 0)
     on.axes.set_yticks([])
     on.axes.grid(axis="x")
     for row, bar in enumerate(drawn):
         total = f"{'→ ' if bar.seconds > limit else ''}{wording.duration(bar.seconds)}"
-        stacked_bar(on, [_part(part) for part in bar.parts], row + (0.5 if wide else 0.66), height=20 / pitch, total=total)
-        height = row + (0.5 if wide else 12 / pitch)
-        _name(on, bar, height, left=-on.box.left / on.box.columns if wide else 0.0, link=link(bar.case.incident))
+        middle = named_bar(on, [_part(part) for part in bar.parts], row, wide=wide, total=total)
+        _name(on, bar, middle, left=-on.box.left / on.box.columns if wide else 0.0, link=link(bar.case.incident))
     on.axis_titles("time since the fault")
     longest = max(drawn, key=lambda bar: bar.seconds)
     text = (
@@ -99,5 +101,5 @@ def _name(on: Drawing, bar: Bar, height: float, *, left: float, link: str) -> No
     tip = on.tip(f"incident {number}: {incident.kind} on {incident.target}", link=link)
     badge(on, (left + 11 / on.box.columns, height), number, transform=aligned, gid=tip)
     left += (22 + 6 * len(number)) / on.box.columns
-    name = shortened(incident.kind, _NAME_CHARACTERS)
+    name = shortened(incident.kind)
     on.axes.text(left, height, name, transform=aligned, va="center_baseline", fontsize=12, color=SvgTheme.TEXT)

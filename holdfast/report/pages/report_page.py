@@ -68,6 +68,7 @@ def page(history: JobHistory) -> str:
     shown = history.shown_cases
     decided = _decided(history)
     rates = throughput.rate_changes(history)
+    spans = timeline.job_spans(history)
     longest = max(400, min(LONGEST, EVIDENCE_CHARACTERS // max(1, sum(len(case.faults) for case in shown))))
     drawn = recoveries.bars(history.cases)
     return render(
@@ -78,24 +79,23 @@ def page(history: JobHistory) -> str:
         gaps=history.steps.with_loss and len(history.steps) > np.count_nonzero(np.isfinite(history.steps.loss)),
         tiles=list(tiles(history)),
         sentence=_sentence(history),
-        configuration=configuration(history),
+        configuration=configuration(history.job, history.gpus),
         goodput={"categories": cost_page.goodput_rows(history.bill), "unit": history.bill.unit},
         rates=rates,
-        rate_rows=list(throughput.rows(history, MOST_ROWS)),
+        rate_rows=list(throughput.rows(history, rates, MOST_ROWS)),
         rate=throughput.rate,
         signed=throughput.signed,
         next_steps=next_steps(history.job, history.bill, history.cases, {one.node: one for one in history.status_changes}),
         logs=lambda case: logs_command(history.job.name, case),
         log_files=lambda case: _log_files(history, case),
-        told_in=lambda reason, generation=None: _told_in(decided, reason, generation),
+        incident_of=lambda reason, generation=None: _incident_of(decided, reason, generation),
         fault_kinds=_fault_kinds(history),
-        terms=[kind for kind in phases.KINDS if kind.term],
         rule_text=incident_text.rule_text,
         sum_of_terms=phases.SUM,
         look=STATE_LOOK.get(history.state, "warning"),
         last_transition=history.transitions[-1] if history.transitions else None,
-        states=[(color.variable, state) for color, state in timeline.states(history)],
-        drawings=_drawings(history, drawn),
+        states=[(color.variable, state) for color, state in timeline.states(spans)],
+        drawings=_drawings(history, drawn, rates, spans),
         close_ups=_close_ups(history, shown),
         bar_count=len(drawn),
         bars_left_out=sum(bool(case.phases) for case in history.cases) - len(drawn),
@@ -212,7 +212,7 @@ def _decided(history: JobHistory) -> dict[str | int, int]:
     return found
 
 
-def _told_in(decided: Mapping[str | int, int], reason: str, generation: int | None) -> int | None:
+def _incident_of(decided: Mapping[str | int, int], reason: str, generation: int | None) -> int | None:
     """Return the incident whose card has *reason*, whole or as the beginning of a longer one, or that led to *generation*."""
     whole = decided.get(reason, decided.get(generation) if generation is not None else None)
     if whole is not None or len(reason) < _LONG_REASON:
@@ -237,18 +237,23 @@ def _log_files(history: JobHistory, case: IncidentCase) -> list[tuple[str, str]]
 # -- the plots ------------------------------------------------------------------------------------------------------------
 
 
-def _drawings(history: JobHistory, drawn: Sequence[recoveries.Bar]) -> dict[str, Markup]:
+def _drawings(
+    history: JobHistory,
+    drawn: Sequence[recoveries.Bar],
+    rates: Mapping[str, throughput.RateChange],
+    spans: Sequence[timeline.TimelineSpan],
+) -> dict[str, Markup]:
     """Return each plot for a wide and for a narrow screen; the style sheet shows one of them."""
     found: dict[str, Callable[[Mapping[str, DrawingBox], str], Markup]] = {}
     if history.bill.total_hours:
         found["goodput"] = lambda _boxes, size: cost_page.category_bar(history.bill, "wide" if size == "wide" else "narrow")
     if len(history.steps):
-        found["throughput"] = lambda boxes, size: throughput.throughput(history, boxes["throughput"], f"throughput-{size}")
+        found["throughput"] = lambda boxes, size: throughput.throughput(history, rates, boxes["throughput"], f"throughput-{size}")
         found["time"] = lambda boxes, size: loss.over_time(history, boxes["time"], f"time-{size}")
         if history.steps.with_loss:
             found["steps"] = lambda boxes, size: loss.over_steps(history, boxes["steps"], f"steps-{size}")
     if history.transitions or history.generations:
-        found["lanes"] = lambda boxes, size: timeline.timeline(history, boxes["lanes"], f"lanes-{size}")
+        found["lanes"] = lambda boxes, size: timeline.timeline(history, spans, boxes["lanes"], f"lanes-{size}")
     if drawn:
         found["bars"] = lambda boxes, size: recoveries.phase_bars(
             drawn, boxes["bars"], f"bars-{size}", wide=size == "wide", link=history.anchor
@@ -304,9 +309,8 @@ def _memberships(history: JobHistory) -> list[MembershipRow]:
 
 
 def _membership(history: JobHistory, position: int, limit: int) -> MembershipRow:
-    one = history.generations[position]
+    one, end = history.generation_ends[position]
     before = history.generations[position - 1].ranks if position else one.ranks
-    end = one.ended_at or (history.generations[position + 1].at if position + 1 < len(history.generations) else history.end)
     order = sorted(one.ranks, key=lambda node: (min(one.ranks[node], default=0), node))
     first = sorted(order, key=lambda node: node in before)[:FIRST_NODES]
     named = {node: wording.ranks(one.ranks[node]) for node in order[: limit + FIRST_NODES] + first}

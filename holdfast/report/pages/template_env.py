@@ -38,7 +38,7 @@ def render(template: str, **values: Any) -> str:  # noqa: ANN401 (whatever the t
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    for name in ("duration", "moment", "since", "count", "share", "size", "plural"):
+    for name in ("duration", "moment", "since", "count", "share", "size", "plural", "on_target"):
         environment.filters[name] = getattr(wording, name)
     return environment.get_template(template).render(style=Markup(style_sheet()), **values)  # noqa: S704 (our own style sheet)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,8 +15,8 @@ from holdfast.report import wording
 from holdfast.report.case import IncidentCase
 from holdfast.report.pages.axes import incident_marks, since_submission, time_axis
 from holdfast.report.pages.drawing import DrawingBox, SvgTheme, drawing, svg
-from holdfast.report.pages.job_history import JobHistory, StepColumns
-from holdfast.report.pages.loss import downtimes, marks_in_time, startup_note
+from holdfast.report.pages.incident_layers import downtimes, marks_in_time, startup_note
+from holdfast.report.pages.job_history import JobHistory
 from holdfast.report.pages.thinning import Floats
 
 _BIN_PIXELS: Final = 6
@@ -46,7 +46,7 @@ class RateChange:
 
 def rate_changes(job: JobHistory) -> dict[str, RateChange]:
     """Return the rates around each recovery, by incident id: medians of the last steps before it and of the steps after the first one."""
-    per_step = _seconds_per_step(job.steps)
+    per_step = job.steps.per_step
     found = {}
     for case in job.cases:
         incident = case.incident
@@ -75,33 +75,10 @@ def signed(change: float | None) -> str:
     return wording.NOTHING if change is None else f"{change * 100:+.1f}%".replace("-", "−")  # noqa: RUF001 (a minus is no hyphen)
 
 
-def _weights(steps: StepColumns) -> Floats:
-    """Return how many steps each report stands for: a script may report every tenth step only."""
-    found = np.ones(len(steps))
-    for number in np.unique(steps.generation):
-        positions = np.flatnonzero(steps.generation == number)
-        between = np.diff(steps.step[positions]).clip(min=1)
-        if len(between):
-            found[positions] = np.concatenate(([between.min()], between))
-    return found
-
-
-def _seconds_per_step(steps: StepColumns) -> Floats:
-    """Return the seconds of each step: what was reported, or where steps were left out, the time since the report before."""
-    found = steps.seconds.copy()
-    weights = _weights(steps)
-    for number in np.unique(steps.generation):
-        positions = np.flatnonzero(steps.generation == number)
-        counted = weights[positions][1:]
-        left_out = counted > 1
-        found[positions[1:][left_out]] = (np.diff(steps.at[positions]) / counted)[left_out]
-    return np.nan_to_num(found, nan=0.0, posinf=0.0)
-
-
 def _rates(job: JobHistory, columns: int, *, lost: bool) -> tuple[Floats, Floats]:
     """Return the edges of the bins in seconds since submission, and the steps per second in each, only *lost* steps or only kept ones."""
     steps = job.steps
-    per_step, weights = _seconds_per_step(steps), _weights(steps)
+    per_step, weights = steps.per_step, steps.weights
     total = max(job.wall_seconds, 1e-6)
     typical = float(np.median(per_step[per_step > 0])) if (per_step > 0).any() else 0.0
     width = max(total * _BIN_PIXELS / columns, _STEPS_IN_BIN * typical)
@@ -121,8 +98,8 @@ def _rates(job: JobHistory, columns: int, *, lost: bool) -> tuple[Floats, Floats
     return edges, found
 
 
-def throughput(job: JobHistory, box: DrawingBox, name: str) -> Markup:
-    """Draw steps per second over wall time, kept and lost ones, with the rate before and after each recovery."""
+def throughput(job: JobHistory, changes: Mapping[str, RateChange], box: DrawingBox, name: str) -> Markup:
+    """Draw steps per second over wall time, kept and lost ones, with the *changes* of each recovery in its description."""
     on = drawing(box)
     time_axis(on, job.wall_seconds, zero=job.job.at)
     edges, kept = _rates(job, box.columns, lost=False)
@@ -137,21 +114,20 @@ def throughput(job: JobHistory, box: DrawingBox, name: str) -> Markup:
         on.axes.stairs(kept + lost, edges, baseline=kept, fill=True, color=SvgTheme.AGAIN, linewidth=0, zorder=3)
     incident_marks(on, marks_in_time(job))
     on.axis_titles(since_submission(job.job.at, job.wall_seconds), "steps per second")
-    return svg(on, name=name, title="Steps per second over wall time", text=_text(job))
+    return svg(on, name=name, title="Steps per second over wall time", text=_text(job, changes))
 
 
-def _text(job: JobHistory) -> str:
-    changes = [one for one in rate_changes(job).values() if one.change is not None]
-    typical = rate(_rate(_seconds_per_step(job.steps)[~job.steps.lost]))
+def _text(job: JobHistory, changes: Mapping[str, RateChange]) -> str:
+    typical = rate(_rate(job.steps.per_step[~job.steps.lost]))
     text = f"In the median {typical} steps per second."
-    if changes:
-        worst = min(changes, key=lambda one: one.change or 0.0)
+    known = [one for one in changes.values() if one.change is not None]
+    if known:
+        worst = min(known, key=lambda one: one.change or 0.0)
         text += f" Largest decrease after a recovery: {signed(worst.change)}, incident {worst.incident.number}."
     return text
 
 
-def rows(job: JobHistory, shown: int) -> Iterator[tuple[IncidentCase, RateChange]]:
-    """Yield the newest recoveries with a rate on both sides, oldest first."""
-    changes = rate_changes(job)
+def rows(job: JobHistory, changes: Mapping[str, RateChange], shown: int) -> Iterator[tuple[IncidentCase, RateChange]]:
+    """Yield the newest recoveries with a rate on one side at least, oldest first."""
     known = [(case, changes[case.incident.id]) for case in job.cases if case.incident.id in changes]
     yield from [(case, one) for case, one in known if one.before is not None or one.after is not None][-shown:]

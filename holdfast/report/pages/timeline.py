@@ -11,8 +11,8 @@ from markupsafe import Markup
 from holdfast.report import wording
 from holdfast.report.pages.axes import incident_marks, since_submission, time_axis
 from holdfast.report.pages.drawing import Drawing, DrawingBox, SvgTheme, drawing, svg
+from holdfast.report.pages.incident_layers import marks_in_time
 from holdfast.report.pages.job_history import JobHistory
-from holdfast.report.pages.loss import marks_in_time
 
 LANE: Final = 26
 """Height of a lane in pixels."""
@@ -58,16 +58,16 @@ def height(job: JobHistory, box: DrawingBox) -> DrawingBox:
     return replace(box, height=(1 + len(lanes(job))) * LANE + box.top + box.bottom)
 
 
-def timeline(job: JobHistory, box: DrawingBox, name: str) -> Markup:
-    """Draw the job's states and the nodes' ranks."""
+def timeline(job: JobHistory, spans: Sequence[TimelineSpan], box: DrawingBox, name: str) -> Markup:
+    """Draw the *spans* of the job's lane and the nodes' ranks."""
     on, nodes = drawing(height(job, box)), lanes(job)
     time_axis(on, job.wall_seconds, zero=job.job.at)
     on.axes.set_ylim(len(nodes) + 1, 0)
     on.axes.set_yticks([place + 0.5 for place in range(len(nodes) + 1)], ["job", *(_shortened(node) for node in nodes)], fontsize=11.5)
     on.axes.grid(axis="x")
     least = _MERGE_PIXELS * job.wall_seconds / box.columns
-    for lane, spans in enumerate([job_spans(job), *(_node_spans(job, node, least) for node in nodes)]):
-        _draw(on, lane, spans)
+    for lane, shown in enumerate([spans, *(_node_spans(job, node, least) for node in nodes)]):
+        _draw(on, lane, shown)
     _mark_status_changes(on, job, nodes)
     incident_marks(on, marks_in_time(job))
     on.axis_titles(since_submission(job.job.at, job.wall_seconds))
@@ -129,9 +129,9 @@ def _states(job: JobHistory) -> list[TimelineSpan]:
     return found
 
 
-def states(job: JobHistory) -> list[tuple[SvgTheme, str]]:
-    """Return the colours of the job's lane with their states, for the legend."""
-    present = {one.color for one in job_spans(job) if one.end > one.start}
+def states(spans: Sequence[TimelineSpan]) -> list[tuple[SvgTheme, str]]:
+    """Return the colours of the *spans* of the job's lane with their states, for the legend."""
+    present = {one.color for one in spans if one.end > one.start}
     names = {color: state.lower() for state, color in _STATE_COLORS.items()}
     names |= {SvgTheme.NOT_DETECTED: NOT_DETECTED, SvgTheme.RECOVERING: RECOVERING}
     return [(color, name) for color, name in names.items() if color in present]
@@ -172,11 +172,10 @@ def _node_spans(job: JobHistory, node: str, least: float) -> Iterator[TimelineSp
 
 
 def _node_ranks(job: JobHistory, node: str) -> Iterator[NodeRanks]:
-    ends = [*(one.at for one in job.generations[1:]), job.end]
-    for one, end in zip(job.generations, ends, strict=True):
+    zero = job.job.at
+    for one, end in job.generation_ends:
         if node in one.ranks:
-            start, until = one.at - job.job.at, (one.ended_at or end) - job.job.at
-            yield NodeRanks(start=start, end=until, first=one.number, last=one.number, ranks=wording.ranks(one.ranks[node]))
+            yield NodeRanks(start=one.at - zero, end=end - zero, first=one.number, last=one.number, ranks=wording.ranks(one.ranks[node]))
 
 
 def _draw(on: Drawing, lane: int, spans: Iterable[TimelineSpan]) -> None:

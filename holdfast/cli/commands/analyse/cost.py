@@ -24,8 +24,8 @@ def cost(job: str | None, since: float | None, output: Path | None, *, as_json: 
     with closing(History.open(create=False)) as history:
         row = None if job is None else find_job(history, job)
         found = bill(history, row, since=since)
+        drawn = write_cost(history, found, row, output) if output else None
     name = None if row is None else row.name
-    drawn = write_cost(found, name, output) if output else None
     if as_json:
         echo_json({"job": name, "id": row.id if row else None, **words.record(found), "picture": str(drawn) if drawn else None})
         return 0

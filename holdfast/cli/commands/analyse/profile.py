@@ -25,8 +25,8 @@ def profile(job: str | None, output: Path | None, *, as_json: bool) -> int:
     """Print a job's profile, and draw it on request."""
     with closing(History.open(create=False)) as history:
         row = find_job(history, job)
-    found = read(checkpoint_directory(row), row.name, since=row.at)
-    drawn = write_profile(found, row.name, output) if output else None
+        found = read(checkpoint_directory(row), row.name, since=row.at)
+        drawn = write_profile(history, found, row, output) if output else None
     if as_json:
         echo_json({"job": row.name, "id": row.id, **words.record(found), "picture": str(drawn) if drawn else None})
         return 0
