@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires
@@ -82,3 +83,27 @@ def test_torch_is_locked_without_a_local_version() -> None:
 def test_a_node_needs_no_package() -> None:
     """The base install is the agent's: standard library only."""
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"] == []
+
+
+def job_names(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield each job that a test in *file* starts (`stage.play("NAME", ...)`, `play = begun(stage, "NAME", ...)`), and the test."""
+    for test in (one for one in ast.parse(file.read_text()).body if isinstance(one, ast.FunctionDef)):
+        for node in ast.walk(test):
+            named: list[ast.expr] = []
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in {"play", "submits", "job"}:
+                named = node.args[:1]
+            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "play" and isinstance(node.value, ast.Call):
+                named = node.value.args[1:2] if [ast.unparse(one) for one in node.value.args[:1]] == ["stage"] else []
+            for one in named:
+                if isinstance(one, ast.Constant) and isinstance(one.value, str):
+                    yield one.value, f"{file.name}::{test.name}"
+
+
+def test_no_two_tests_give_a_job_the_same_name() -> None:
+    """All jobs of a run are flow runs on one Prefect server, and what a test asks for there it asks for by the job's name."""
+    found: dict[str, set[str]] = {}
+    for file in (ROOT / "tests" / "integration").glob("test_*.py"):
+        for name, test in job_names(file):
+            found.setdefault(name, set()).add(test)
+    assert len(found) > 100
+    assert {name: tests for name, tests in found.items() if len(tests) > 1} == {}

@@ -128,7 +128,7 @@ def test_nonsense_is_told_once_and_sense_is_heard_after_it(run: JobController) -
 @SOCKETS
 @given(told=spoiled(ABOUT))
 def test_what_an_agent_says_of_itself_is_used_only_if_it_can_be(told: Message) -> None:
-    """A flow that adopts a job reads these fields, of all agents together."""
+    """A flow that reattaches to a job reads these fields, of all agents together."""
     assert answer_error("about", ABOUT) == ""
     if not answer_error("about", told):
         assert max(told["generation"], told["since"]) >= 0
