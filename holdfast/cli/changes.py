@@ -20,7 +20,8 @@ from holdfast.history.models import DecisionRecord, Generation, Incident, Job, J
 from holdfast.history.store import History
 from holdfast.report import memory
 from holdfast.report.notes import cause_of
-from holdfast.report.wording import count, duration, incident_closed, incident_opened, kept_ranks, plural, rank_count
+from holdfast.report.wording import complete_already, count, duration, incident_closed, incident_opened, kept_ranks, plural, rank_count
+from holdfast.stored_job import checkpoint_directory
 from policies.states import Event
 
 KEPT_STEPS: Final = 200
@@ -219,6 +220,8 @@ def end_change(history: History, view: JobView) -> JobChange:
             lines.append(f"`holdfast incidents show {view.incidents[-1].number} --job {view.job.name}` shows the last incident in full")
     if view.state == "CANCELLED" and view.checkpoint:
         lines.append("`holdfast run` with the same job file goes on from that checkpoint")
+    if (step := view.complete_before) is not None:
+        lines.append(complete_already(view.job.name, step, str(checkpoint_directory(view.job))))
     if view.step or view.incidents:
         lines.append(f"`holdfast report {view.job.name} -o report.html` writes a report")
     record = {**view.as_record(), "losses": lost.as_record()}

@@ -188,6 +188,13 @@ class JobView:
         return row.age_steps if is_new else max(0, self.step.step - row.step)
 
     @property
+    def complete_before(self) -> int | None:
+        """Return the step at which the job was complete when it started: it resumed there and ended; None for any other job."""
+        if self.state != "COMPLETED" or self.step is not None or self.generation is None:
+            return None
+        return self.generation.resumed_step or None
+
+    @property
     def no_steps(self) -> str:
         """Return why a running job shows no step; empty where it does, or will in a moment."""
         if self.step is not None or self.move is None or self.state != "RUNNING" or self.at - self.move.at < FIRST_STEPS:
@@ -248,6 +255,7 @@ class JobView:
             **self.nodes.as_record(),
             "step": step.step if step else None,
             "until": self.until,
+            "complete_before": self.complete_before,
             "loss": step.loss if step else None,
             "rate": self.rate,
             "eta_s": self.eta,

@@ -236,6 +236,14 @@ def _source(facts: Mapping[str, Any]) -> str:
     return "surviving ranks"
 
 
+def complete_already(job: str, step: int, checkpoints: str) -> str:
+    """Return what to do with a job that was complete when it started, at *step*, by the newest of its *checkpoints*."""
+    return (
+        f"job '{job}' is complete at step {count(step)}. To train further, raise the number of steps of its script (in `args`, or where "
+        f"the script sets it); to start afresh, change `name` in the job file, or remove the checkpoints in {checkpoints}"
+    )
+
+
 def visible(text: str) -> str:
     """Return *text* with every invisible or reordering character made visible."""
     return "".join(char if _harmless(char) else _picture(char) for char in text.replace("\r\n", "\n"))

@@ -10,9 +10,12 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from holdfast.cli.changes import end_change
+from holdfast.cli.job_view import view_job
 from holdfast.cli.recovery_view import ALWAYS as PHASES
 from holdfast.history import History, holder_of, queries
 from holdfast.testing.orphans import leftovers
@@ -172,6 +175,39 @@ def test_a_program_reads_how_it_went(place: Place) -> None:
     assert events[-1]["state"] == "COMPLETED"
     assert next(event["after"] for event in events if event["event"] == "transition") == "LAUNCHING"
     gone(place)
+
+
+TRAINS = """
+import sys, torch, holdfast
+model = torch.nn.Linear(1, 1)
+with holdfast.session(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)) as session:
+    for step in session.steps(until=int(sys.argv[1])):
+        step.end(1.0)
+"""
+
+
+def test_a_complete_job_that_runs_again_says_so(place: Place) -> None:
+    """Status 0, at which step it was complete, and what to do; with more steps it trains on from there."""
+    name = place.job("done", TRAINS, 'args: ["3"]\n')
+    assert ended(place, name)["complete_before"] is None
+    again = ended(place, name)
+    assert (again["state"], again["complete_before"], again["step"]) == ("COMPLETED", 3, None)
+    assert one_line_mentions(again["text"], "'done'", "complete", "step 3", "args", "name", str(place.home / "jobs/done/checkpoints"))
+    status, said = place.done("status", "done", "--json")
+    assert (status, json.loads(said)["complete_before"]) == (0, 3)
+    further = ended(place, place.job("done", TRAINS, 'args: ["5"]\n'))
+    assert (further["complete_before"], further["step"]) == (None, 5)
+    gone(place)
+
+
+def ended(place: Place, job: str) -> dict[str, Any]:
+    """Run a job to its successful end; return the last record, and as `text` what a person reads there."""
+    status, said = place.done("run", job, "--json")
+    assert status == 0, said + place.log()
+    record: dict[str, Any] = json.loads(said.splitlines()[-1])
+    with closing(History.open(place.history, create=False)) as history:
+        record["text"] = end_change(history, view_job(history, queries.newest_job(history, "done"))).text
+    return record
 
 
 def test_the_users_own_error_ends_the_job_with_its_traceback(place: Place) -> None:
