@@ -197,10 +197,13 @@ def progress_change(view: JobView) -> JobChange:
         "until": view.until,
         "loss": step.loss if step else None,
         "rate": view.rate,
+        "samples_per_s": view.size_rate("samples"),
+        "tokens_per_s": view.size_rate("tokens"),
         "eta_s": view.eta,
         "generation": step.generation if step else None,
     }
-    text = f"step {view.progress}  loss {view.loss}  {view.speed}{eta}"
+    throughput = f"  {view.throughput}" if view.throughput else ""
+    text = f"step {view.progress}  loss {view.loss}  {view.speed}{throughput}{eta}"
     return JobChange(event="progress", at=view.at, text=text, record=record)
 
 

@@ -202,6 +202,7 @@ class Frame:
         view = self._view
         parts = [view.loss] if view.loss != NOTHING else [NOTHING] if view.step else []
         parts += [view.speed] if view.speed != NOTHING else []
+        parts += [view.throughput] if view.throughput else []
         parts += [f"ETA {duration(view.eta)}"] if view.eta is not None else []
         if not parts:
             return []

@@ -200,6 +200,38 @@ def test_a_complete_job_that_runs_again_says_so(place: Place) -> None:
     gone(place)
 
 
+COUNTED = """
+import time, torch, holdfast
+from torch.utils.data import DataLoader
+model = torch.nn.Linear(1, 1)
+data = holdfast.Loader(DataLoader(torch.zeros(4096, 1), batch_size=8))
+with holdfast.session(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data=data) as session:
+    batches = iter(data)
+    for step in session.steps(until=40):
+        next(batches), next(batches)
+        time.sleep(0.01)
+        step.end(1.0, tokens=4000)
+"""
+
+
+def test_the_size_of_steps_gets_from_the_worker_to_the_page(place: Place) -> None:
+    """Tokens as the script reports them, samples as the Loader knows them: history, watching, `status` and report."""
+    status, said = place.done("run", place.job("sized", COUNTED), "--json")
+    assert status == 0, said + place.log()
+    with closing(History.open(place.history, create=False)) as history:
+        rows = queries.steps(history, queries.newest_job(history, "sized").id)
+    assert {(row.samples, row.tokens) for row in rows} == {(16, 4000)}
+    status, said = place.done("status", "sized", "--json")
+    record = json.loads(said)
+    assert record["tokens_per_s"] == pytest.approx(250 * record["samples_per_s"])
+    assert record["tokens_per_s"] == pytest.approx(4000 * record["rate"])
+    status, said = place.done("status", "sized")
+    assert re.search(r"^rate .* tokens/s, [\d,.]+ samples/s$", said, re.MULTILINE), said
+    status, said = place.done("report", "sized", "-o", "report.html")
+    assert (status, "tokens per second</text>" in (place.folder / "report.html").read_text()) == (0, True)
+    gone(place)
+
+
 def ended(place: Place, job: str) -> dict[str, Any]:
     """Run a job to its successful end; return the last record, and as `text` what a person reads there."""
     status, said = place.done("run", job, "--json")

@@ -12,8 +12,8 @@ from pydantic import Field, StringConstraints
 
 from holdfast.control.agents.schema import Count, Digits, Groups, Integer, Real, Record
 
-_Row = Annotated[tuple[Count, Real, Real, float | None], Field(strict=False)]
-"""A step, when it ended, its seconds and its loss; JSON has no tuples."""
+_Row = Annotated[tuple[Count, Real, Real, float | None, Count | None, Count | None], Field(strict=False)]
+"""A step, when it ended, its seconds, loss, samples and tokens; JSON has no tuples."""
 
 
 class AgentEvent(Record):
