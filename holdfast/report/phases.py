@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from holdfast.history.models import Phase
+from policies.states import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,17 @@ KINDS: Final = (
     PhaseKind(name="warm-up", term="T4", meaning="compile and run the first step", called="warm-up and compile"),
     PhaseKind(name="rollback", term="T0", meaning="steps that are computed a second time"),
 )
+RESUME: Final = PhaseKind(name="resume", term="T2–T4", meaning="form the process groups, load the state, compile and run the first step")
+"""T2, T3 and T4 together, while they run: how they share the time is known when all ranks have made their first step."""
+PHASE_OF_STATE: Final[Mapping[str, str]] = {
+    State.DIAGNOSING: "diagnose",
+    State.DECIDING: "diagnose",
+    State.ISOLATING: "isolate",
+    State.RESCHEDULING: "reschedule",
+    State.WAITING: "wait",
+    State.RESUMING: RESUME.name,
+}
+"""The phase that runs in each state of a job; before the first of them it is detected."""
 OTHER: Final = PhaseKind(name="other", term="", meaning="a phase that this version does not know")
 ROLLBACK: Final = "rollback"
 SUM: Final = " + ".join(sorted(kind.term for kind in KINDS if kind.term))
@@ -57,7 +69,7 @@ class PhasePart:
 def kind_of(name: str) -> PhaseKind:
     """Return the kind of the phase called *name*, in any spelling."""
     plain = _letters(re.sub(r"\bt[0-4]\b", "", name.lower()))
-    return next((kind for kind in KINDS if _letters(kind.name) == plain), OTHER)
+    return next((kind for kind in (*KINDS, RESUME) if _letters(kind.name) == plain), OTHER)
 
 
 def label_of(name: str) -> str:

@@ -175,7 +175,7 @@ def test_a_recovery_is_two_lines(running: Author, book: History) -> None:
     assert not any(word in said for word in ("DIAGNOSING", "ISOLATING", "generation 4:", "are at work"))
     events = [json.loads(line) for line in told.splitlines()]
     phases = next(one["phases"] for one in events if one["event"] == "incident-closed" and one["number"] == 4)
-    assert phases == {"detect": pytest.approx(0.03), "decide": None, "isolate": pytest.approx(0.28), "reschedule": None, "resume": None}
+    assert phases == {"detect": pytest.approx(0.03), "diagnose": None, "isolate": pytest.approx(0.28), "reschedule": None, "resume": None}
     assert sorted(one["after"] for one in events if one["event"] == "transition") == ["COMPLETED", "DIAGNOSING", "ISOLATING", "RUNNING"]
 
 

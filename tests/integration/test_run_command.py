@@ -18,6 +18,7 @@ from holdfast.cli.changes import end_change
 from holdfast.cli.job_view import view_job
 from holdfast.cli.recovery_view import ALWAYS as PHASES
 from holdfast.history import History, holder_of, queries
+from holdfast.report.phases import label_of
 from holdfast.testing.orphans import leftovers
 from policies.states import State
 from tests.cli.terminal import Terminal
@@ -226,7 +227,7 @@ def test_the_size_of_steps_gets_from_the_worker_to_the_page(place: Place) -> Non
     assert record["tokens_per_s"] == pytest.approx(250 * record["samples_per_s"])
     assert record["tokens_per_s"] == pytest.approx(4000 * record["rate"])
     status, said = place.done("status", "sized")
-    assert re.search(r"^rate .* tokens/s, [\d,.]+ samples/s$", said, re.MULTILINE), said
+    assert re.search(r"^ +rate .* tokens/s, [\d,.]+ samples/s$", said, re.MULTILINE), said
     status, said = place.done("report", "sized", "-o", "report.html")
     assert (status, "tokens per second</text>" in (place.folder / "report.html").read_text()) == (0, True)
     gone(place)
@@ -332,7 +333,7 @@ for step in range(1, 100_000):
 
 def phase_on(terminal: Terminal) -> list[str]:
     """Return the phases of a recovery that were marked as running, in the order in which they were drawn."""
-    return list(dict.fromkeys(re.findall(r"▶ ([a-z]+)", terminal.text)))
+    return list(dict.fromkeys(re.findall(r"▶ (?:T[\d–T]+ )?([a-z]+)", terminal.text)))
 
 
 def rows(terminal: Terminal) -> dict[str, str]:
@@ -354,13 +355,13 @@ def test_a_recovery_is_visible_as_it_happens(place: Place) -> None:
         assert {"step", "loss", "nodes", "spares", "checkpoint", "at risk"} <= rows(terminal).keys()
         assert "2 ranks on 1 node" in rows(terminal)["nodes"]
         os.kill(int((place.folder / "pid-1").read_text()), signal.SIGKILL)
-        wait_until(lambda: "▶ resume" in rows(terminal).get("recovery", ""), seconds=SECONDS, explain=lambda: terminal.text)
+        wait_until(lambda: "▶ T2–T4 resume" in rows(terminal).get("recovery", ""), seconds=SECONDS, explain=lambda: terminal.text)
         during = rows(terminal)
         assert during["incident"].startswith("1: worker-sigkill on rank 1")
         assert during["action"].startswith("restart-workers: ")
         wait_until(lambda: "1 recovered by" in rows(terminal).get("incident", ""), seconds=SECONDS, explain=lambda: terminal.text)
         assert sorted(phase_on(terminal), key=PHASES.index) == phase_on(terminal), "in the order of the state machine"
-        assert re.sub(r" [\d.]+ m?s\b", "", rows(terminal)["recovery"]).replace("·", " ").split() == list(PHASES)
+        assert [one.strip() for one in re.sub(r" [\d.]+ m?s\b", "", rows(terminal)["recovery"]).split("·")] == [*map(label_of, PHASES)]
         (place.folder / "enough").touch()
         wait_until(lambda: terminal.status() is not None, seconds=SECONDS, explain=lambda: terminal.text)
     gone(place)

@@ -355,13 +355,20 @@ class HotSpareStarted(HotSpareEvent):
     """A hot spare has a process."""
 
 
+class WarmUpCoverage(Record):
+    """How many collectives the warm-up of a hot spare had, and how many of them were answered from the recording of a rank."""
+
+    calls: Count = 0
+    played: Count = 0
+
+
 class HotSpareReady(HotSpareEvent):
     """A hot spare has warmed up and waits."""
 
     role: Count | None = None
     seconds: Real | None = None
     rss: Count | None = None
-    coverage: dict[str, Any] = Field(default_factory=dict)
+    coverage: WarmUpCoverage = WarmUpCoverage()
 
 
 class HotSpareExited(HotSpareEvent):
