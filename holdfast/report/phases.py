@@ -39,7 +39,7 @@ KINDS: Final = (
     PhaseKind(name="warm-up", term="T4", meaning="compile and run the first step", called="warm-up and compile"),
     PhaseKind(name="rollback", term="T0", meaning="steps that are computed a second time"),
 )
-RESUME: Final = PhaseKind(name="resume", term="T2–T4", meaning="form the process groups, load the state, compile and run the first step")
+RESUME: Final = PhaseKind(name="resume", term="T2-T4", meaning="form the process groups, load the state, compile and run the first step")
 """T2, T3 and T4 together, while they run: how they share the time is known when all ranks have made their first step."""
 PHASE_OF_STATE: Final[Mapping[str, str]] = {
     State.DIAGNOSING: "diagnose",

@@ -10,11 +10,13 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from holdfast.cli import watch as watching
 from holdfast.cli.changes import JobChange, JobFollower
+from holdfast.cli.flow_process import waits_for
 from holdfast.cli.frame import sparkline
 from holdfast.cli.job_view import JobView
 from holdfast.cli.screens import PlainLines
@@ -22,9 +24,11 @@ from holdfast.cli.watch import JobWatcher, Signals
 from holdfast.history import queries
 from holdfast.history.models import Incident
 from holdfast.history.store import History
+from holdfast.prefect.server import UI_MESSAGE, UNUSABLE
 from tests.cli.conftest import PROGRAM, environment
 from tests.cli.terminal import HIDE, SHOW, Terminal
 from tests.cli.written_history import TRACEBACK, Author
+from tests.mentions import mentions
 from tests.waiting import wait_until
 
 FOLLOW = [*PROGRAM, "status", "gpt-small", "--follow"]
@@ -343,3 +347,23 @@ def test_the_curve_of_the_loss_spans_its_own_range() -> None:
     assert sparkline([float("inf"), None], 10) == ""
     assert sparkline(list(range(100)), 8)[-1] == "█"
     assert len(sparkline(list(range(100)), 8)) == 8
+
+
+def test_while_nothing_runs_each_thing_that_is_waited_for_gets_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """First a Prefect server where none is configured, then the controller; what takes no time gets none."""
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    lines = PlainLines()
+    up = f"{UI_MESSAGE}http://127.0.0.1:1/runs"
+    for seconds, said in ((0.0, ""), (2.0, ""), (9.0, ""), (40.0, ""), (41.0, up), (43.0, up), (60.0, up)):
+        lines.wait(waits_for(said), seconds)
+        if seconds == 2.0:
+            assert capsys.readouterr().out == ""
+    first, second = capsys.readouterr().out.splitlines()
+    assert mentions(first, "Prefect server", "PREFECT_API_URL")
+    assert mentions(second, "controller")
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:2/api")
+    assert waits_for("") == waits_for(up)
+    assert mentions(waits_for(f"The Prefect server at http://127.0.0.1:2/api {UNUSABLE}: no route"), "temporary", UNUSABLE)

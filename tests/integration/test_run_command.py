@@ -333,7 +333,7 @@ for step in range(1, 100_000):
 
 def phase_on(terminal: Terminal) -> list[str]:
     """Return the phases of a recovery that were marked as running, in the order in which they were drawn."""
-    return list(dict.fromkeys(re.findall(r"▶ (?:T[\d–T]+ )?([a-z]+)", terminal.text)))
+    return list(dict.fromkeys(re.findall(r"▶ (?:T[\dT-]+ )?([a-z]+)", terminal.text)))
 
 
 def rows(terminal: Terminal) -> dict[str, str]:
@@ -355,7 +355,7 @@ def test_a_recovery_is_visible_as_it_happens(place: Place) -> None:
         assert {"step", "loss", "nodes", "spares", "checkpoint", "at risk"} <= rows(terminal).keys()
         assert "2 ranks on 1 node" in rows(terminal)["nodes"]
         os.kill(int((place.folder / "pid-1").read_text()), signal.SIGKILL)
-        wait_until(lambda: "▶ T2–T4 resume" in rows(terminal).get("recovery", ""), seconds=SECONDS, explain=lambda: terminal.text)
+        wait_until(lambda: "▶ T2-T4 resume" in rows(terminal).get("recovery", ""), seconds=SECONDS, explain=lambda: terminal.text)
         during = rows(terminal)
         assert during["incident"].startswith("1: worker-sigkill on rank 1")
         assert during["action"].startswith("restart-workers: ")
