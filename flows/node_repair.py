@@ -24,7 +24,7 @@ def _run_name() -> str:
 def node_repair(
     cluster: ClusterParameter = THIS_MACHINE, nodes: list[str] | None = None, seconds: PositiveFloat | None = None
 ) -> FlowState:
-    """Return nodes that pass a burn-in to service. A node that fails stays isolated, is tested less often, and is retired in the end.
+    """Return nodes that pass a burn-in to service. A node that fails stays isolated, is tested less often, and in the end decommissioned.
 
     Args:
         cluster: The cluster to repair: local:1 (the worker's machine), the name of a saved cluster, or the path of a cluster file.

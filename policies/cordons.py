@@ -14,17 +14,17 @@ from policies.node_states import IN_SERVICE, NodeEvent, NodeState
 class CordonKind(StrEnum):
     """Kind of a cordon."""
 
-    DOUBT = "doubt"
+    SUSPICION = "suspicion"
     """The node stays in service and is suspect."""
     QUARANTINE = "quarantine"
     UNTESTED = "untested"
     """A person's cordon expired: a burn-in must pass."""
     PERSON = "person"
-    RETIREMENT = "retirement"
+    DECOMMISSION = "decommission"
 
 
 TESTABLE: Final = frozenset({CordonKind.QUARANTINE, CordonKind.UNTESTED})
-PROGRAMS: Final = frozenset({CordonKind.DOUBT, CordonKind.QUARANTINE, CordonKind.UNTESTED, CordonKind.RETIREMENT})
+PROGRAMS: Final = frozenset({CordonKind.SUSPICION, CordonKind.QUARANTINE, CordonKind.UNTESTED, CordonKind.DECOMMISSION})
 """Kinds that `holdfast node return` lifts; the cordon of another person is not among them."""
 
 
@@ -84,25 +84,25 @@ class Node:
     """Number of state changes."""
     number: int = 0
     """The highest number of a cordon or a burn-in."""
-    holds: tuple[Cordon, ...] = ()
+    cordons: tuple[Cordon, ...] = ()
     """Open cordons."""
-    doubts: tuple[float, ...] = ()
+    suspicions: tuple[float, ...] = ()
     """When it became suspect."""
     quarantines: tuple[float, ...] = ()
     """When it was quarantined."""
     failures: tuple[float, ...] = ()
     """When it failed a burn-in."""
     pardoned: float = 0.0
-    """When it last returned from retirement: earlier quarantines and failures do not count."""
+    """When it last returned to service from being decommissioned: earlier quarantines and failures do not count."""
 
     def of_kind(self, *kinds: CordonKind) -> tuple[Cordon, ...]:
         """Return the open cordons of these *kinds*."""
-        return tuple(one for one in self.holds if one.kind in kinds)
+        return tuple(one for one in self.cordons if one.kind in kinds)
 
     @property
     def drain(self) -> Cordon | None:
         """Return the cordon that drains the node; of several the one with the earliest deadline."""
-        asked = [one for one in self.holds if one.drains]
+        asked = [one for one in self.cordons if one.drains]
         return min(asked, key=lambda one: math.inf if one.leave_by is None else one.leave_by, default=None)
 
     @property
@@ -122,16 +122,16 @@ class Rules:
 
     max_unavailable: float = 0.25
     """Share of the cluster's nodes that programs may isolate; at least one node."""
-    doubts: int = 3
-    """Suspicions within `doubt_window` that quarantine a node; 0: never."""
-    doubt_window: float = 86_400.0
+    suspicions: int = 3
+    """Suspicions within `suspicion_window` that quarantine a node; 0: never."""
+    suspicion_window: float = 86_400.0
     """Also the duration of a suspicion."""
     cool: float = 3_600.0
     """Time from a first quarantine to its burn-in; doubled for each further one within `window`, and for each failed burn-in."""
-    retire: int = 4
-    """Quarantines within `window` that retire the node; 0: never."""
+    decommission_after: int = 4
+    """Quarantines within `window` that decommission the node; 0: never."""
     failures: int = 5
-    """Failed burn-ins within `window` that retire the node; 0: never."""
+    """Failed burn-ins within `window` that decommission the node; 0: never."""
     window: float = 30 * 86_400.0
 
 
@@ -160,7 +160,7 @@ class NodeTransition:
     after: NodeState
     owner: Owner
     reason: str
-    hold: int
+    cordon: int
     """Number of the cordon."""
 
 
@@ -168,7 +168,7 @@ class NodeTransition:
 class BurnInAttempt:
     """A burn-in: the cordon that it may lift, and its own number."""
 
-    hold: int
+    cordon: int
     number: int
 
 
@@ -182,7 +182,7 @@ class CordonChanged:
     owner: Owner
     reason: str
     at: float
-    hold: int
+    cordon: int
     """Number of the cordon that was opened, changed or closed."""
     test: int = 0
     """Number of the burn-in that was started."""
@@ -190,7 +190,7 @@ class CordonChanged:
     @property
     def burn_in(self) -> BurnInAttempt:
         """Return the identity of the burn-in, which its outcome must name."""
-        return BurnInAttempt(hold=self.hold, number=self.test)
+        return BurnInAttempt(cordon=self.cordon, number=self.test)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,16 +239,16 @@ class OperatorRequest:
         return self.at if self.seen is None else self.seen
 
 
-def state_of(holds: Iterable[Cordon]) -> NodeState:
-    """Return the state that results from *holds*: the strongest one decides."""
-    holds = tuple(holds)
-    kinds = {one.kind for one in holds}
-    if CordonKind.RETIREMENT in kinds:
-        return NodeState.RETIRED
+def state_of(cordons: Iterable[Cordon]) -> NodeState:
+    """Return the state that results from *cordons*: the strongest one decides."""
+    cordons = tuple(cordons)
+    kinds = {one.kind for one in cordons}
+    if CordonKind.DECOMMISSION in kinds:
+        return NodeState.DECOMMISSIONED
     if CordonKind.PERSON in kinds:
-        return NodeState.HELD
+        return NodeState.CORDONED
     if kinds & TESTABLE:
-        return NodeState.IN_BURN_IN if any(one.test for one in holds) else NodeState.QUARANTINED
+        return NodeState.IN_BURN_IN if any(one.test for one in cordons) else NodeState.QUARANTINED
     return NodeState.SUSPECT if kinds else NodeState.HEALTHY
 
 
@@ -256,8 +256,10 @@ def describe(node: Node) -> str:
     """Return why no job may use *node*, and what returns it to service; empty if jobs may."""
     if not node.is_isolated:
         return ""
-    kinds = {NodeState.RETIRED: (CordonKind.RETIREMENT,), NodeState.HELD: (CordonKind.PERSON,)}.get(node.state, tuple(TESTABLE))
+    kinds = {NodeState.DECOMMISSIONED: (CordonKind.DECOMMISSION,), NodeState.CORDONED: (CordonKind.PERSON,)}.get(
+        node.state, tuple(TESTABLE)
+    )
     one = node.of_kind(*kinds)[-1]
-    verb = "uncordon" if node.state is NodeState.HELD else "return"
+    verb = "uncordon" if node.state is NodeState.CORDONED else "return"
     cure = f"`holdfast node {verb} {node.name} --reason ...`"
     return f"{node.state} by {one.owner.name} (cordon {one.number}): {one.reason}; {cure} returns it to service"

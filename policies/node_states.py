@@ -17,16 +17,16 @@ class NodeState(StrEnum):
     QUARANTINED = "quarantined"
     """A program isolated it; a passed burn-in or a person returns it to service."""
     IN_BURN_IN = "in-burn-in"
-    HELD = "held"
+    CORDONED = "cordoned"
     """A person cordoned it; no program returns it to service."""
-    RETIRED = "retired"
+    DECOMMISSIONED = "decommissioned"
     """It was isolated too often, or a person decommissioned it; only a person returns it to service."""
 
 
 class NodeEvent(StrEnum):
     """What moves a node to its next state."""
 
-    DOUBTED = "doubted"
+    SUSPECTED = "suspected"
     """A fault was seen that makes the node suspect."""
     CLEARED = "cleared"
     """The suspicion expired, or a person cleared it."""
@@ -40,45 +40,45 @@ class NodeEvent(StrEnum):
     """The burn-in failed, or a fault came meanwhile."""
     UNTRIED = "untried"
     """The burn-in could not run, or did not end in time: the node stays quarantined, and it does not count as a failure."""
-    HELD = "held"
+    CORDONED = "cordoned"
     """A person cordoned it."""
-    RELEASED = "released"
+    UNCORDONED = "uncordoned"
     """A person lifted the last person's cordon, and there is no other one."""
-    RETURNED = "returned"
-    """The last person's cordon expired, and a burn-in is still due."""
-    READMITTED = "readmitted"
+    BURN_IN_DUE = "burn-in-due"
+    """The last person's cordon expired or was lifted, and a burn-in is still due."""
+    RETURNED_TO_SERVICE = "returned-to-service"
     """A person returned it to service without a burn-in."""
-    RETIRED = "retired"
+    DECOMMISSIONED = "decommissioned"
     """It was quarantined or failed burn-ins too often within a window, or a person decommissioned it."""
 
 
 _S, _E = NodeState, NodeEvent
 
 NODE_MOVES: Final[dict[tuple[NodeState, NodeEvent], NodeState]] = {
-    (_S.HEALTHY, _E.DOUBTED): _S.SUSPECT,
+    (_S.HEALTHY, _E.SUSPECTED): _S.SUSPECT,
     (_S.HEALTHY, _E.QUARANTINED): _S.QUARANTINED,
-    (_S.HEALTHY, _E.HELD): _S.HELD,
-    (_S.HEALTHY, _E.RETIRED): _S.RETIRED,
+    (_S.HEALTHY, _E.CORDONED): _S.CORDONED,
+    (_S.HEALTHY, _E.DECOMMISSIONED): _S.DECOMMISSIONED,
     (_S.SUSPECT, _E.CLEARED): _S.HEALTHY,
     (_S.SUSPECT, _E.QUARANTINED): _S.QUARANTINED,
-    (_S.SUSPECT, _E.HELD): _S.HELD,
-    (_S.SUSPECT, _E.RETIRED): _S.RETIRED,
+    (_S.SUSPECT, _E.CORDONED): _S.CORDONED,
+    (_S.SUSPECT, _E.DECOMMISSIONED): _S.DECOMMISSIONED,
     (_S.QUARANTINED, _E.TESTED): _S.IN_BURN_IN,
-    (_S.QUARANTINED, _E.READMITTED): _S.HEALTHY,
-    (_S.QUARANTINED, _E.HELD): _S.HELD,
-    (_S.QUARANTINED, _E.RETIRED): _S.RETIRED,
+    (_S.QUARANTINED, _E.RETURNED_TO_SERVICE): _S.HEALTHY,
+    (_S.QUARANTINED, _E.CORDONED): _S.CORDONED,
+    (_S.QUARANTINED, _E.DECOMMISSIONED): _S.DECOMMISSIONED,
     (_S.IN_BURN_IN, _E.PASSED): _S.HEALTHY,
     (_S.IN_BURN_IN, _E.FAILED): _S.QUARANTINED,
     (_S.IN_BURN_IN, _E.UNTRIED): _S.QUARANTINED,
-    (_S.IN_BURN_IN, _E.READMITTED): _S.HEALTHY,
-    (_S.IN_BURN_IN, _E.HELD): _S.HELD,
-    (_S.IN_BURN_IN, _E.RETIRED): _S.RETIRED,
-    (_S.HELD, _E.RELEASED): _S.HEALTHY,
-    (_S.HELD, _E.RETURNED): _S.QUARANTINED,
-    (_S.HELD, _E.TESTED): _S.IN_BURN_IN,
-    (_S.HELD, _E.RETIRED): _S.RETIRED,
-    (_S.RETIRED, _E.READMITTED): _S.HEALTHY,
-    (_S.RETIRED, _E.HELD): _S.HELD,
+    (_S.IN_BURN_IN, _E.RETURNED_TO_SERVICE): _S.HEALTHY,
+    (_S.IN_BURN_IN, _E.CORDONED): _S.CORDONED,
+    (_S.IN_BURN_IN, _E.DECOMMISSIONED): _S.DECOMMISSIONED,
+    (_S.CORDONED, _E.UNCORDONED): _S.HEALTHY,
+    (_S.CORDONED, _E.BURN_IN_DUE): _S.QUARANTINED,
+    (_S.CORDONED, _E.TESTED): _S.IN_BURN_IN,
+    (_S.CORDONED, _E.DECOMMISSIONED): _S.DECOMMISSIONED,
+    (_S.DECOMMISSIONED, _E.RETURNED_TO_SERVICE): _S.HEALTHY,
+    (_S.DECOMMISSIONED, _E.CORDONED): _S.CORDONED,
 }
 
 IN_SERVICE: Final = frozenset({NodeState.HEALTHY, NodeState.SUSPECT})

@@ -52,7 +52,7 @@ class Event(StrEnum):
     """An approval is needed before nodes are isolated."""
     ANSWERED = "answered"
     """The approval was answered, expired, or is no longer needed as it was."""
-    GAVE_UP = "gave-up"
+    FAILED = "failed"
     """No recovery action is left, or the script is at fault."""
     MOVE_ASKED = "move-asked"
     """Ranks migrate while training runs: on request, from a drained node, away from a straggler; or missing ranks can be added."""
@@ -82,7 +82,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
         Event.STARTED: State.RUNNING,
         Event.FAULTED: State.DIAGNOSING,
         Event.FINISHED: State.COMPLETED,
-        Event.GAVE_UP: State.FAILED,
+        Event.FAILED: State.FAILED,
         Event.STOP_ASKED: State.CANCELLED,
         Event.SUSPEND_ASKED: State.SUSPENDED,
         Event.TIME_OVER: State.CANCELLED,
@@ -113,7 +113,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
     State.DECIDING: {
         Event.DECIDED: State.ISOLATING,
         Event.ASKED: State.WAITING,
-        Event.GAVE_UP: State.FAILED,
+        Event.FAILED: State.FAILED,
         Event.FAULTED: State.DIAGNOSING,
         Event.STOP_ASKED: State.CANCELLED,
         Event.SUSPEND_ASKED: State.SUSPENDED,

@@ -67,7 +67,7 @@ def publish(cluster: str) -> str:
     for node, found in repair.outcomes.items():
         if found.mark is CheckMark.SKIPPED and states[node] is NodeState.QUARANTINED:
             note(log, "node.still-isolated", level=logging.WARNING, node=node, why=explain_still_isolated(found, str(states[node])))
-    emit_nodes(cluster, [(node, move, {"hold": move.hold}) for node, move in repair.transitions])
+    emit_nodes(cluster, [(node, move, {"cordon": move.cordon}) for node, move in repair.transitions])
     return words
 
 

@@ -77,7 +77,7 @@ def decide(run: JobController) -> Transition:
     incident.lap("diagnose", time.time())
     run.log.publish("decided", {"incident": incident})
     if answer.decision.action is RecoveryAction.FAIL:
-        return Transition(Event.GAVE_UP, answer.decision.reason)
+        return Transition(Event.FAILED, answer.decision.reason)
     if answer.decision.action is RecoveryAction.REQUEST_APPROVAL:
         return Transition(Event.ASKED, answer.decision.reason)
     run.nodes.approvals.withdraw(LEAST)

@@ -33,7 +33,7 @@ from policies.case import HotSpare
 from policies.checkpoint_interval import IntervalCase, IntervalLimits, advise
 from policies.cordons import CordonChanged, CordonedFault, NeedsPerson, Node, OperatorRequest, Owner, QuarantineLimits, describe
 from policies.escalation import POLICIES, decide
-from policies.quarantine import hold, quarantine
+from policies.quarantine import cordon, quarantine
 from policies.required_checks import parts_to_test
 from tests.accounting.timelines import generation_span, incident_span, job_timeline
 from tests.policies.cases import NOW, a_case, a_verdict
@@ -44,7 +44,7 @@ WARD = QuarantineLimits(size=8, isolated=0)
 
 
 def _cordoned(request: OperatorRequest) -> str:
-    change = hold(Node(name="a"), request) if request is ANN else quarantine(Node(name="a"), request, WARD)
+    change = cordon(Node(name="a"), request) if request is ANN else quarantine(Node(name="a"), request, WARD)
     assert isinstance(change, CordonChanged)
     return describe(change.node)
 
@@ -122,9 +122,9 @@ TEXTS: dict[str, tuple[Callable[[], str], str]] = {
         lambda: _cordoned(ASK),
         "quarantined by job gpt (cordon 1): gpu-off-bus: Xid 79; `holdfast node return a --reason ...` returns it to service",
     ),
-    "held": (
+    "cordoned": (
         lambda: _cordoned(ANN),
-        "held by ann@desk (cordon 1): new fan; `holdfast node uncordon a --reason ...` returns it to service",
+        "cordoned by ann@desk (cordon 1): new fan; `holdfast node uncordon a --reason ...` returns it to service",
     ),
     "approval": (
         _needs_approval,

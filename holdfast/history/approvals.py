@@ -49,7 +49,7 @@ class AlreadyAnswered(OperatorError):
         self.number, self.answer = number, answer
 
     def __str__(self) -> str:
-        return f"approval {self.number} is answered already: {self.answer}. `holdfast node ls` shows what is held, and how to change it."
+        return f"approval {self.number} is answered already: {self.answer}. `holdfast node ls` shows the nodes and their cordons."
 
 
 class NodeNotRequested(OperatorError):

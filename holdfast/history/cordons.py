@@ -41,7 +41,7 @@ def apply(history: History, table: CordonTable, node: str, act: Act, *, now: flo
     """
     with history.session(immediate=True) as session:
         if session.get_bind().dialect.name == "postgresql":  # on SQLite the write lock is held already
-            key = int.from_bytes(hashlib.sha256(f"holdfast holds {table.cluster}".encode()).digest()[:8], "big", signed=True)
+            key = int.from_bytes(hashlib.sha256(f"holdfast cordons {table.cluster}".encode()).digest()[:8], "big", signed=True)
             session.scalar(select(func.pg_advisory_xact_lock(key)))
         current = _read(session, table, node, now)
         while (expired := settle(current, now, table.rules)) is not None:
@@ -104,7 +104,7 @@ def _newest_transitions(session: Session, cluster: str) -> dict[str, ServiceTran
 def _read(session: Session, table: CordonTable, name: str, now: float) -> Node:
     """Return one node with everything that its next transition may depend on."""
     here = (col(NodeCordon.cluster) == table.cluster, col(NodeCordon.node) == name)
-    since = now - max(table.rules.window, table.rules.doubt_window)
+    since = now - max(table.rules.window, table.rules.suspicion_window)
     rows = session.exec(select(NodeCordon).where(*here, or_(col(NodeCordon.ended_at).is_(None), col(NodeCordon.at) >= since))).all()
     greatest = session.exec(select(func.max(col(NodeCordon.number)), func.max(col(NodeCordon.newest_test))).where(*here)).one()
     of_node = (col(ServiceTransition.cluster) == table.cluster, col(ServiceTransition.node) == name)
@@ -118,7 +118,7 @@ def _read(session: Session, table: CordonTable, name: str, now: float) -> Node:
     node = _node(name, [one for one in rows if one.ended_at is None], newest)
     failed = (col(ServiceTransition.event) == NodeEvent.FAILED, col(ServiceTransition.at) >= since)
     failures = select(ServiceTransition.at).where(*of_node, *failed).order_by(col(ServiceTransition.at))
-    removed = (CordonKind.QUARANTINE, CordonKind.RETIREMENT)
+    removed = (CordonKind.QUARANTINE, CordonKind.DECOMMISSION)
     return Node(
         name=name,
         state=node.state,
@@ -126,11 +126,11 @@ def _read(session: Session, table: CordonTable, name: str, now: float) -> Node:
         back=last(col(ServiceTransition.after) == NodeState.HEALTHY),
         transitions=node.transitions,
         number=max(one or 0 for one in greatest),
-        holds=node.holds,
-        doubts=tuple(sorted(one.at for one in rows if one.kind == CordonKind.DOUBT)),
+        cordons=node.cordons,
+        suspicions=tuple(sorted(one.at for one in rows if one.kind == CordonKind.SUSPICION)),
         quarantines=tuple(sorted(one.at for one in rows if one.kind in removed and not one.person)),
         failures=() if newest is None else tuple(session.exec(failures)),
-        pardoned=last(col(ServiceTransition.before) == NodeState.RETIRED),
+        pardoned=last(col(ServiceTransition.before) == NodeState.DECOMMISSIONED),
     )
 
 
@@ -141,7 +141,7 @@ def _node(name: str, rows: Iterable[NodeCordon], newest: ServiceTransition | Non
     since, count = (newest.at, newest.number) if newest is not None else (0.0, 0)
     returned = newest is not None and newest.after == NodeState.HEALTHY and newest.before not in IN_SERVICE
     back = since if returned else 0.0
-    return Node(name=name, state=state_of(cordons), since=since, back=back, transitions=count, number=number, holds=cordons)
+    return Node(name=name, state=state_of(cordons), since=since, back=back, transitions=count, number=number, cordons=cordons)
 
 
 def _cordon(row: NodeCordon) -> Cordon:
@@ -173,7 +173,7 @@ def _isolated(session: Session, table: CordonTable, but: str) -> int:
 
 def _write(session: Session, cluster: str, before: Node, change: CordonChanged) -> None:
     """Write the difference to *before*: cordons added, changed and ended, and the transitions."""
-    old, new = {one.number: one for one in before.holds}, {one.number: one for one in change.node.holds}
+    old, new = {one.number: one for one in before.cordons}, {one.number: one for one in change.node.cordons}
     for number, cordon in new.items():
         if number not in old:
             session.add(
@@ -219,7 +219,7 @@ def _write(session: Session, cluster: str, before: Node, change: CordonChanged) 
                 owner=transition.owner.name,
                 person=transition.owner.person,
                 reason=transition.reason,
-                cordon=transition.hold,
+                cordon=transition.cordon,
             )
         )
     session.flush()

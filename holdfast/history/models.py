@@ -264,7 +264,7 @@ class Incident(SQLModel, table=True):
     generation_after: int | None = None
     action: str | None = None
     outcome: str | None = None
-    """``recovered``, ``passed`` (resolved by itself), ``stopped`` or ``gave-up``."""
+    """``recovered``, ``passed`` (resolved by itself), ``stopped`` or ``failed``."""
     step_before: int | None = Field(default=None, sa_type=BigInteger)
     """Newest step that any rank had reported when the fault was detected."""
     resumed_step: int | None = Field(default=None, sa_type=BigInteger)

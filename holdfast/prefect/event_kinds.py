@@ -84,7 +84,7 @@ _INCIDENT: Final = {
 }
 _ENDED: Final = {
     **_INCIDENT,
-    "outcome": "`recovered`, `passed`, `stopped` or `gave-up`",
+    "outcome": "`recovered`, `passed`, `stopped` or `failed`",
     "action": "last recovery action",
     "downtime_s": "seconds from the fault to the first new step; until all processes had started where no steps are reported",
     "steps_lost": "steps that are computed again",
@@ -172,7 +172,7 @@ _KINDS: Final = (
             about=NODE,
             related=_OF_NODE,
             meaning=f"The node's state of service became {state}: by a job, or by node-repair",
-            fields={**_NODE_MOVE, "hold": "number of the cordon that it is about"},
+            fields={**_NODE_MOVE, "cordon": "number of the cordon that it is about"},
         )
         for state in NodeState
     ),

@@ -111,10 +111,10 @@ def emit_nodes(cluster: str, changes: Sequence[tuple[str, NodeChange, dict[str, 
 
 
 def emit_node(cluster: str, node: str, change: NodeChange, related: Iterable[Resource], facts: dict[str, object]) -> None:
-    """Send the event of one node's change: of its state of service if *facts* name a cordon (`hold`), else of its health."""
+    """Send the event of one node's change: of its state of service if *facts* name a `cordon`, else of its health."""
     states = {"before": str(change.before), "after": str(change.after), "reason": change.reason}
     about = Resource(role=NODE, names=(cluster, node))
-    name = f"holdfast.node.service.{change.after}" if "hold" in facts else f"holdfast.node.{change.after}"
+    name = f"holdfast.node.service.{change.after}" if "cordon" in facts else f"holdfast.node.{change.after}"
     emit(name, about, related, cluster=cluster, node=node, **states, **facts)
 
 

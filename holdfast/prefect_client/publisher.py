@@ -226,7 +226,7 @@ class Publisher:
     def _node_moved(self, facts: Facts) -> None:
         node, move = facts["node"], facts["move"]
         related = [*self._context(), Resource(role=JOB, names=(self._facts.job,))]
-        events.emit_node(self._facts.cluster, node, move, related, {"hold": facts["hold"]})
+        events.emit_node(self._facts.cluster, node, move, related, {"cordon": facts["cordon"]})
         if move.after in NEEDS_ATTENTION:
             self._quarantined[node] = move.reason
             self._notifications.quarantined(node, move.reason)

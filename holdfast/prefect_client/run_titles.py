@@ -158,7 +158,7 @@ _OUTCOMES: Final = {
     Event.SHORT: "too few nodes",
     Event.GAINED: "nodes found",
     Event.ANSWERED: "answered",
-    Event.GAVE_UP: "job failed",
+    Event.FAILED: "job failed",
 }
 
 
@@ -192,7 +192,7 @@ class FlowLog:
 
     def _over(self, incident: IncidentInWork) -> None:
         row = incident.row
-        ends = {"recovered": "training again", "passed": "it passed by itself", "gave-up": "the job failed", "stopped": "the job was ended"}
+        ends = {"recovered": "training again", "passed": "it passed by itself", "failed": "the job failed", "stopped": "the job was ended"}
         words = ends.get(row.outcome or "", row.outcome or "closed")
         if row.outcome == "recovered":
             lost = "" if row.steps_lost is None else f", {plural(row.steps_lost, 'step')} lost"

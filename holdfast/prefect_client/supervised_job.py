@@ -160,7 +160,7 @@ JobTask: TypeAlias = Callable[[SupervisedJob], "Transition | None"]
 
 STATE_NAMES: Final[Mapping[Event, str]] = {
     Event.FAULTED: "Fault seen",
-    Event.GAVE_UP: "Failed the job",
+    Event.FAILED: "Failed the job",
     Event.PLACED: "Rescheduled",
     Event.STARTED: "Running",
     Event.GAINED: "Nodes found",

@@ -179,7 +179,7 @@ def cost(case: IncidentCase) -> str:
             return "it passed by itself"
         case "stopped":
             return "the job was stopped before it recovered"
-        case "gave-up":
+        case "failed":
             return "the job failed"
     return ""
 
@@ -220,7 +220,7 @@ def outcome(case: IncidentCase) -> str:
             return "passed by itself"
         case "stopped":
             return "job stopped"
-        case "gave-up":
+        case "failed":
             return "job failed"
     return "recovery under way" if incident.closed_at is None else "closed"
 
@@ -228,7 +228,7 @@ def outcome(case: IncidentCase) -> str:
 def to_do(case: IncidentCase, job: str, quarantined: Mapping[str, str]) -> str:
     """Return what a person should do about an incident; *quarantined* are the nodes that it took out of service, and why."""
     actions = [of_quarantine(node, reason) for node, reason in quarantined.items()]
-    if case.incident.outcome == "gave-up":
+    if case.incident.outcome == "failed":
         actions.insert(0, f"{_fix(case)}; then run the job again: `holdfast run {job}.yaml` goes on from its newest checkpoint")
     return ". ".join(actions) or NOTHING_TO_DO
 
@@ -243,7 +243,7 @@ def _fix(case: IncidentCase) -> str:
 
 def why_failed(case: IncidentCase) -> str:
     """Return why no recovery was possible; empty if there was one."""
-    return brief(case.incident.reason, 400) if case.incident.outcome == "gave-up" else ""
+    return brief(case.incident.reason, 400) if case.incident.outcome == "failed" else ""
 
 
 def of_quarantine(node: str, reason: str) -> str:

@@ -117,7 +117,7 @@ def to_do(facts: JobFacts) -> str:
         asked = f"answer approval {facts.approval.number}: {incident_text.brief(facts.approval.reason, 300)}"
         return f"{asked}. `holdfast node approve {facts.approval.number}`, or the paused flow run in the Prefect UI"
     if facts.state == State.FAILED:
-        if newest is not None and newest.incident.outcome == "gave-up":
+        if newest is not None and newest.incident.outcome == "failed":
             return "; ".join([incident_text.to_do(newest, facts.job, {}), *isolated])
         return f"see why ({incident_text.brief(facts.reason, 300)}), then run the job again: it goes on from its newest checkpoint"
     by_state = {

@@ -41,7 +41,7 @@ def _about_state(job: str, bill: Bill, cases: Sequence[IncidentCase]) -> Iterato
     state = next((one.job for one in bill.jobs), None)
     newest = cases[-1].incident if cases else None
     if state is not None and state.state == "FAILED":
-        if newest is not None and newest.outcome == "gave-up":
+        if newest is not None and newest.outcome == "failed":
             entry = CATALOGUE.get(newest.kind)
             is_user_error = entry is not None and entry.recommended_action is RecommendedAction.USER_ERROR
             cure = "Fix the script: the traceback is in the incident" if is_user_error else entry.action if entry is not None else ""

@@ -27,7 +27,9 @@ MOST: Final = 5
 """Notifications within `WINDOW` after which further ones that need no action are combined into one."""
 WINDOW: Final = 600.0
 """Seconds."""
-NEEDS_ATTENTION: Final = frozenset({NodeHealthState.UNHEALTHY, NodeHealthState.UNREACHABLE, NodeState.QUARANTINED, NodeState.RETIRED})
+NEEDS_ATTENTION: Final = frozenset(
+    {NodeHealthState.UNHEALTHY, NodeHealthState.UNREACHABLE, NodeState.QUARANTINED, NodeState.DECOMMISSIONED}
+)
 """States of nodes that are notified: the cluster has one node less."""
 MOST_NODES: Final = 20
 """Nodes that one notification describes; of the others it gives the number."""
@@ -175,7 +177,7 @@ class Notifications:
         """Return the remaining ones when the controller ends; an incident that failed the job and the job's end are one notification."""
         closed = self._closed[0] if self._closed is not None else None
         end, self._end = self._end, None
-        if end is not None and end[0] is State.FAILED and closed is not None and closed.incident.outcome == "gave-up":
+        if end is not None and end[0] is State.FAILED and closed is not None and closed.incident.outcome == "failed":
             self._closed = None
             return [*self._of_combined(now), self._of_incident(closed, "ended", NotificationLevel.ATTENTION)]
         found = self._of_closed(now) if closed is not None else []
@@ -193,7 +195,7 @@ class Notifications:
         assert self._closed is not None
         case, self._closed = self._closed[0], None
         notified, self._notified = self._notified == case.incident.id, ""
-        bad = case.incident.outcome == "gave-up" or bool(self._quarantined)
+        bad = case.incident.outcome == "failed" or bool(self._quarantined)
         level = NotificationLevel.ATTENTION if bad else NotificationLevel.RESOLVED if notified else NotificationLevel.INFO
         notification = self._of_incident(case, "over", level)
         if level is not NotificationLevel.INFO or self._may_send(now):

@@ -194,7 +194,8 @@ def incident_opened(incident: Incident) -> str:
 
 def incident_closed(incident: Incident) -> str:
     """Return one line about an incident that has closed: how it ended, what was done, and what it cost."""
-    words = [f"incident {incident.number} {(incident.outcome or 'closed').replace('-', ' ')}"]
+    end = "closed: the job failed" if incident.outcome == "failed" else incident.outcome or "closed"
+    words = [f"incident {incident.number} {end}"]
     if incident.outcome == "recovered":
         words += [f"by {incident.action}"] if incident.action else []
         words += [f"in {duration(incident.downtime_s)}"] if incident.downtime_s is not None else []

@@ -59,10 +59,10 @@ class Quarantine(SpecModel):
         """Return these settings as the state machine of nodes reads them."""
         return Rules(
             max_unavailable=self.max_unavailable,
-            doubts=self.max_minor_faults,
-            doubt_window=self.suspect_for.total_seconds(),
+            suspicions=self.max_minor_faults,
+            suspicion_window=self.suspect_for.total_seconds(),
             cool=self.burn_in_after.total_seconds(),
-            retire=self.decommission_after,
+            decommission_after=self.decommission_after,
             failures=self.decommission_after_failed,
             window=self.window.total_seconds(),
         )

@@ -124,9 +124,9 @@ def test_a_job_that_never_came_to_a_generation_only_launched() -> None:
     assert seconds(attribute(job_timeline(30.0, [], devices=8))) == {TimeCategory.STARTUP: 240.0}
 
 
-def test_a_job_given_up_lost_what_came_after_the_fault() -> None:
+def test_a_failed_job_lost_what_came_after_the_fault() -> None:
     """With no generation after, and steps that nobody went back before: they were kept, as their checkpoint may be."""
-    incident = incident_span(1, 5.0, 9.0, outcome="gave-up", phases={"detect": 1.0, "wait": 2.0})
+    incident = incident_span(1, 5.0, 9.0, outcome="failed", phases={"detect": 1.0, "wait": 2.0})
     found = seconds(attribute(job_timeline(9.0, [generation_span(1, 0.0)], run_of(1, 1, 4, 0.0), incidents=[incident])))
     assert found == {
         TimeCategory.PRODUCTIVE: 8.0,
@@ -214,7 +214,7 @@ def timelines(draw: st.DrawFn) -> JobTimeline:
         begin, names = draw(at), st.sampled_from(["detect", "isolate", "warm-up", "strange"])
         after = draw(st.sampled_from([None, *numbers]))
         phases = draw(st.dictionaries(names, short))
-        outcome = draw(st.sampled_from(["recovered", "passed", "gave-up", None]))
+        outcome = draw(st.sampled_from(["recovered", "passed", "failed", None]))
         incidents.append(incident_span(number, begin, begin + draw(short), after, phases=phases, outcome=outcome))
     return job_timeline(
         draw(st.floats(0.0, 40.0)),

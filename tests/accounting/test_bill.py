@@ -154,7 +154,7 @@ def test_a_users_error_is_no_failure_of_the_fleet_and_blames_no_node(history: Hi
     write(history, a_job(id="j", at=0.0), a_move("j", "FAILED", at=40.0), a_generation("j", 1, 0.0))
     write(history, *recovered("j", 1, 10.0, 4.0), *recovered("j", 2, 20.0, 4.0))
     write(history, *recovered("j", 3, 26.0, 4.0, outcome="passed", downtime_s=None))
-    write(history, *recovered("j", 4, 32.0, 8.0, kind="user-error", recommended_action="user-error", outcome="gave-up", downtime_s=None))
+    write(history, *recovered("j", 4, 32.0, 8.0, kind="user-error", recommended_action="user-error", outcome="failed", downtime_s=None))
     found = bill(history)
     assert (found.mttf.n, found.mttr.n, found.user_errors) == (2, 2, 1)
     assert next(one for one in found.losses if one.kind == "user-error").hours == hours(4 * 8)

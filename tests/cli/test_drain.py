@@ -27,17 +27,17 @@ def test_a_drain_cordons_a_node_until_it_is_cancelled(here: Command, book: Histo
     assert book is not None
     done = here("node", "drain", "node-1", "--in", "20m", "--reason", "new fan")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("node-1: healthy -> held (cordon 1, by ")
+    assert done.stdout.startswith("node-1: healthy -> cordoned (cordon 1, by ")
     assert "jobs leave it by " in done.stdout
     assert here("node", "drain", "node-1", "--in", "2h", "--reason", "two fans").returncode == 0
-    (hold,) = node(here, "node-1")["service"]["holds"]
-    assert (hold["drains"], hold["reason"], hold["owner"]["person"]) == (True, "two fans", True)
-    assert hold["leave_by"] == pytest.approx(time.time() + 7200, abs=60)
+    (cordon,) = node(here, "node-1")["service"]["cordons"]
+    assert (cordon["drains"], cordon["reason"], cordon["owner"]["person"]) == (True, "two fans", True)
+    assert cordon["leave_by"] == pytest.approx(time.time() + 7200, abs=60)
     assert "(drained by " in here("node", "ls").stdout
     assert "; jobs leave by " in here("node", "ls").stdout
     done = here("node", "drain", "node-1", "--cancel")
-    assert "held -> healthy (its drain is cancelled" in done.stdout
-    assert node(here, "node-1")["service"]["holds"] == []
+    assert "cordoned -> healthy (its drain is cancelled" in done.stdout
+    assert node(here, "node-1")["service"]["cordons"] == []
 
 
 def test_cancelling_a_drain_keeps_other_cordons(here: Command, book: History) -> None:
@@ -46,14 +46,14 @@ def test_cancelling_a_drain_keeps_other_cordons(here: Command, book: History) ->
     here("node", "cordon", "node-1", "--reason", "a look")
     here("node", "drain", "node-1")
     (told,) = json.loads(here("node", "drain", "node-1", "--cancel", "--json").stdout)["nodes"]
-    assert (told["state"], told["drains"], told["by"]) == ("held", False, None)
+    assert (told["state"], told["drains"], told["by"]) == ("cordoned", False, None)
 
 
 def test_a_job_names_its_cluster(here: Command, running: Author) -> None:
     """Nobody has to find the file."""
     assert running is not None
     (told,) = json.loads(here("node", "drain", "node-1", "--job", "gpt-small", "--json").stdout)["nodes"]
-    assert (told["node"], told["state"], told["reason"]) == ("node-1", "held", "a planned removal")
+    assert (told["node"], told["state"], told["reason"]) == ("node-1", "cordoned", "a planned removal")
 
 
 @pytest.mark.parametrize(

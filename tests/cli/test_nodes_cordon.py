@@ -46,25 +46,25 @@ def test_the_table_has_state_owner_reason_and_end(here: Command, book: History) 
     assert rows[1].split()[1] == "quarantined"
     assert "job gpt" in rows[1]
     assert "gpu-off-bus: Xid 79" in rows[1]
-    assert rows[2].split()[1] == "held"
+    assert rows[2].split()[1] == "cordoned"
     assert f"by {getpass.getuser()}@" in rows[2]
     assert "new fan" in rows[2]
     told = service(here, "node-2")
-    assert told["state"] == "held"
-    (hold,) = told["holds"]
-    assert (hold["number"], hold["owner"]["person"]) == (1, True)
-    assert hold["until"] - hold["at"] == pytest.approx(7200)
+    assert told["state"] == "cordoned"
+    (cordon,) = told["cordons"]
+    assert (cordon["number"], cordon["owner"]["person"]) == (1, True)
+    assert cordon["until"] - cordon["at"] == pytest.approx(7200)
 
 
 def test_each_command_changes_the_state_of_the_node(here: Command, book: History) -> None:
-    """Over a quarantine: the program's quarantine is in force again once the person's hold is lifted."""
+    """Over a quarantine: the program's quarantine is in force again once the person's cordon is lifted."""
     taken_out(book, "node-1")
     for words, moved in (
-        (["cordon", "node-1", "--reason", "a look"], "quarantined -> held (cordon 2"),
-        (["uncordon", "node-1", "--reason", "done"], "held -> quarantined (cordon 2"),
+        (["cordon", "node-1", "--reason", "a look"], "quarantined -> cordoned (cordon 2"),
+        (["uncordon", "node-1", "--reason", "done"], "cordoned -> quarantined (cordon 2"),
         (["return", "node-1", "--reason", "reseated"], "quarantined -> healthy (cordon 1"),
-        (["decommission", "node-1", "--reason", "once more"], "healthy -> retired (cordon 3"),
-        (["return", "node-1", "--reason", "board replaced"], "retired -> healthy (cordon 3"),
+        (["decommission", "node-1", "--reason", "once more"], "healthy -> decommissioned (cordon 3"),
+        (["return", "node-1", "--reason", "board replaced"], "decommissioned -> healthy (cordon 3"),
     ):
         done = here("node", *words)
         assert done.returncode == 0, done.stderr
@@ -77,15 +77,15 @@ def test_each_command_changes_the_state_of_the_node(here: Command, book: History
 def test_json_output_has_the_same_content(here: Command) -> None:
     """Of each node."""
     (told,) = json.loads(here("node", "cordon", "node-0", "--reason", "fan", "--json").stdout)["nodes"]
-    assert (told["before"], told["state"], told["cordon"], told["until"]) == ("healthy", "held", 1, None)
+    assert (told["before"], told["state"], told["cordon"], told["until"]) == ("healthy", "cordoned", 1, None)
     assert json.loads(here("node", "uncordon", "--json", "node-0", "--reason", "done").stdout)["nodes"][0]["state"] == "healthy"
 
 
 REFUSED = {
     "no such node": (["cordon", "node-9", "--reason", "x"], "cluster 'local' has no node 'node-9'. It has node-"),
-    "nobody holds it": (["uncordon", "node-0", "--reason", "x"], "node-0 is healthy: no person cordoned it"),
-    "held by a program": (["uncordon", "node-1", "--reason", "x"], "`holdfast node return node-1 --reason ...`"),
-    "held by a person": (["return", "node-2", "--reason", "x"], "`holdfast node uncordon node-2 --reason ...` lifts it"),
+    "nobody cordoned it": (["uncordon", "node-0", "--reason", "x"], "node-0 is healthy: no person cordoned it"),
+    "cordoned by a program": (["uncordon", "node-1", "--reason", "x"], "`holdfast node return node-1 --reason ...`"),
+    "cordoned by a person": (["return", "node-2", "--reason", "x"], "`holdfast node uncordon node-2 --reason ...` lifts it"),
     "an old number": (["return", "node-1", "--reason", "x", "--number", "7"], "node-1 has no open cordon 7 of a program"),
     "no reason": (["cordon", "node-0", "--reason", " "], "Give one with `--reason`"),
     "no duration": (["cordon", "node-0", "--reason", "x", "--for", "soon"], "'soon' is not a duration above zero"),

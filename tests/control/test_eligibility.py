@@ -20,7 +20,7 @@ from holdfast.spec.cluster_settings import Maintenance
 from policies.cordons import OperatorRequest, Owner, Rules
 from policies.node_faults import NodeFault
 from policies.node_states import NodeState
-from policies.quarantine import cancel_drain, drain, hold, readmit, release
+from policies.quarantine import cancel_drain, cordon, drain, return_to_service, uncordon
 from tests.mentions import mentions
 from tests.waiting import wait_until
 
@@ -84,7 +84,7 @@ def test_a_fault_bars_a_node_at_once_and_for_all_jobs_soon(history: History, beg
     assert mentions(left_out, "node-1", NodeState.QUARANTINED, "job gpt", "cordon 1")
     assert len(eligibility.news(CLUSTER.names)) == 1
     assert eligibility.news(CLUSTER.names) == [], "reported once"
-    cordons.apply(history, PLACE, "node-1", lambda node, _: readmit(node, request()), now=time.time())
+    cordons.apply(history, PLACE, "node-1", lambda node, _: return_to_service(node, request()), now=time.time())
     wait_until(lambda: eligibility.usable(CLUSTER.names) == CLUSTER.names, seconds=60)
 
 
@@ -99,7 +99,7 @@ def test_beyond_the_share_a_node_is_left_out_of_this_job_and_an_approval_is_requ
     assert mentions(other.why_suspect("node-2"), NodeState.SUSPECT, "gpu-off-bus", "Xid 79")
     assert eligibility.usable(CLUSTER.names) == ["node-0", "node-3"]
     assert mentions(eligibility.why_ineligible("node-2"), "job gpt")
-    cordons.apply(history, PLACE, "node-2", lambda node, _: readmit(node, request()), now=time.time())
+    cordons.apply(history, PLACE, "node-2", lambda node, _: return_to_service(node, request()), now=time.time())
     wait_until(lambda: not eligibility.why_ineligible("node-2"), seconds=60)
 
 
@@ -125,9 +125,9 @@ def test_with_approval_more_than_the_share_is_isolated(history: History, begin: 
         history, asked.number, ApprovalAnswer(answer=ISOLATE, picked=("node-3",), by="ann@desk", comment="as I saw"), now=time.time()
     )
     wait_until(lambda: state(history, "node-3") is NodeState.QUARANTINED, seconds=60)
-    (hold,) = [one for one in cordons.history_of(history, "c", "node-3") if one.ended_at is None]
-    assert (hold.owner, hold.person) == ("job gpt", False)
-    assert mentions(hold.reason, "gpu-off-bus", "Xid 79", "ann@desk")
+    (opened,) = [one for one in cordons.history_of(history, "c", "node-3") if one.ended_at is None]
+    assert (opened.owner, opened.person) == ("job gpt", False)
+    assert mentions(opened.reason, "gpu-off-bus", "Xid 79", "ann@desk")
     wait_until(lambda: not eligibility.why_ineligible("node-2"), seconds=60)
     assert state(history, "node-2") is NodeState.SUSPECT
     with pytest.raises(approvals.AlreadyAnswered) as late:
@@ -205,9 +205,9 @@ def test_a_node_with_a_window_before_the_end_of_the_job_comes_later_and_an_unhea
 def test_a_persons_cordon_is_seen_while_a_job_runs(history: History, begin: Begin) -> None:
     """And its end as well."""
     eligibility, _ = begin(history)
-    cordons.apply(history, PLACE, "node-3", lambda node, _: hold(node, request()), now=time.time())
-    wait_until(lambda: "held by ann@desk (cordon 1): looked at it" in eligibility.why_ineligible("node-3"), seconds=60)
-    cordons.apply(history, PLACE, "node-3", lambda node, _: release(node, request()), now=time.time())
+    cordons.apply(history, PLACE, "node-3", lambda node, _: cordon(node, request()), now=time.time())
+    wait_until(lambda: "cordoned by ann@desk (cordon 1): looked at it" in eligibility.why_ineligible("node-3"), seconds=60)
+    cordons.apply(history, PLACE, "node-3", lambda node, _: uncordon(node, request()), now=time.time())
     wait_until(lambda: not eligibility.why_ineligible("node-3"), seconds=60)
 
 
@@ -234,7 +234,7 @@ def test_a_drained_node_is_left_and_a_cordoned_one_is_not(history: History, begi
     """No job gets either; a cancelled drain leaves no trace."""
     eligibility, _ = begin(history)
     now = time.time()
-    cordons.apply(history, PLACE, "node-1", lambda node, _: hold(node, request()), now=now)
+    cordons.apply(history, PLACE, "node-1", lambda node, _: cordon(node, request()), now=now)
     cordons.apply(history, PLACE, "node-2", lambda node, _: drain(node, request(), leave_by=now + 60), now=now)
     wait_until(lambda: eligibility.usable(CLUSTER.names) == ["node-0", "node-3"], seconds=60)
     assert eligibility.drain_of("node-1") is None

@@ -179,7 +179,7 @@ def speak_of_nodes(url: str, name: str, rounds: str) -> None:
         return answer
 
     def back(node: Node, _: QuarantineLimits) -> Answer:
-        return acts.readmit(node, OperatorRequest(owner=person, reason="well", at=time.time()))
+        return acts.return_to_service(node, OperatorRequest(owner=person, reason="well", at=time.time()))
 
     say("ready")
     sys.stdin.readline()

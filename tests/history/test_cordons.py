@@ -1,4 +1,4 @@
-"""What is held against nodes, on record: the same laws as for the values, and two processes that speak at once."""
+"""The cordons of nodes on record: the same laws as for the values, and two processes that speak at once."""
 
 from __future__ import annotations
 
@@ -97,22 +97,22 @@ def test_a_cordon_is_stored_with_all_its_fields(history: History) -> None:
     done = apply(history, PLACE, "n1", out(100.0), now=100.0)
     assert isinstance(done, CordonChanged)
     node = record.nodes(history, PLACE, now=101.0)["n1"]
-    assert (node.state, node.since, node.holds) == (NodeState.QUARANTINED, 100.0, done.node.holds)
-    (hold,) = node.holds
-    assert (hold.number, hold.owner, hold.evidence, hold.until) == (1, PROGRAM, ("NVRM: Xid 79",), 100.0 + Rules().cool)
+    assert (node.state, node.since, node.cordons) == (NodeState.QUARANTINED, 100.0, done.node.cordons)
+    (cordon,) = node.cordons
+    assert (cordon.number, cordon.owner, cordon.evidence, cordon.until) == (1, PROGRAM, ("NVRM: Xid 79",), 100.0 + Rules().cool)
 
-    assert isinstance(apply(history, PLACE, "n1", lambda node, _: acts.readmit(node, word(ANN, 200.0)), now=200.0), CordonChanged)
+    assert isinstance(apply(history, PLACE, "n1", lambda node, _: acts.return_to_service(node, word(ANN, 200.0)), now=200.0), CordonChanged)
     assert record.nodes(history, PLACE, now=201.0)["n1"].state is NodeState.HEALTHY
     (row,) = record.history_of(history, "c", "n1")
     assert (row.ended_at, row.ended_by, row.ended_reason) == (200.0, "ann@desk", "Xid 79")
     assert [(one.before, one.event, one.after, one.person) for one in service_moves(history, "c", "n1")] == [
         ("healthy", "quarantined", "quarantined", False),
-        ("quarantined", "readmitted", "healthy", True),
+        ("quarantined", "returned-to-service", "healthy", True),
     ]
     assert isinstance(apply(history, PLACE, "n1", out(210.0, seen=199.0), now=210.0), OutOfDate), "what was seen before it came back"
     again = apply(history, PLACE, "n1", out(220.0), now=220.0)
     assert isinstance(again, CordonChanged)
-    assert again.node.holds[0].until == 220.0 + 2 * Rules().cool, "it is counted, and stays out for longer"
+    assert again.node.cordons[0].until == 220.0 + 2 * Rules().cool, "it is counted, and stays out for longer"
 
 
 def test_an_expired_burn_in_is_not_the_running_one(history: History) -> None:
@@ -144,13 +144,13 @@ def test_an_expired_burn_in_is_not_the_running_one(history: History) -> None:
 
 def test_a_persons_cordon_that_expired_needs_a_burn_in(history: History) -> None:
     """A reader sees it at once; it is written with the next word."""
-    apply(history, PLACE, "n1", lambda node, _: acts.hold(node, word(ANN, 100.0), until=150.0), now=100.0)
-    assert record.nodes(history, PLACE, now=149.0)["n1"].state is NodeState.HELD
+    apply(history, PLACE, "n1", lambda node, _: acts.cordon(node, word(ANN, 100.0), until=150.0), now=100.0)
+    assert record.nodes(history, PLACE, now=149.0)["n1"].state is NodeState.CORDONED
     due = record.nodes(history, PLACE, now=151.0)["n1"]
     assert (due.state, due.is_due(151.0)) == (NodeState.QUARANTINED, True)
     assert len(service_moves(history, "c", "n1")) == 1
-    apply(history, PLACE, "n1", lambda node, _: acts.hold(node, word(ANN, 160.0)), now=160.0)
-    assert [one.event for one in service_moves(history, "c", "n1")] == ["held", "returned", "held"]
+    apply(history, PLACE, "n1", lambda node, _: acts.cordon(node, word(ANN, 160.0)), now=160.0)
+    assert [one.event for one in service_moves(history, "c", "n1")] == ["cordoned", "burn-in-due", "cordoned"]
     assert [one.kind for one in record.history_of(history, "c", "n1")] == [CordonKind.PERSON, CordonKind.UNTESTED, CordonKind.PERSON]
 
 
@@ -167,7 +167,7 @@ def test_only_nodes_of_the_cluster_count_for_the_limit(history: History) -> None
 def test_concurrent_processes_use_no_number_twice_and_keep_the_limit(
     history_url: str, history: History, child: Callable[..., Child]
 ) -> None:
-    """Each takes out, takes back and holds as fast as it can; the record is as if they had taken turns."""
+    """Each takes out, takes back and cordons as fast as it can; the record is as if they had taken turns."""
     children = [child("speak_of_nodes", history_url, name, "12") for name in ("one", "two")]
     for one in children:
         assert one.hear() == "ready"

@@ -60,10 +60,10 @@ def test_node_hours_are_those_in_which_nodes_belonged_to_a_generation(history: H
 
 
 def test_faults_are_the_interruptions_that_were_nobodys_wish_and_not_the_scripts(history: History) -> None:
-    """Recovered, given up, or still open; one that passed, a stop, and an error of the user's count for nothing."""
-    write(history, *(an_incident("j", number, outcome=outcome) for number, outcome in enumerate(["recovered", "gave-up", None])))
+    """Recovered, failed, or still open; one that passed, a stop, and an error of the user's count for nothing."""
+    write(history, *(an_incident("j", number, outcome=outcome) for number, outcome in enumerate(["recovered", "failed", None])))
     write(history, *(an_incident("j", number, outcome=outcome) for number, outcome in ((4, "passed"), (5, "stopped"))))
-    mine, echo = an_incident("j", 6, outcome="gave-up"), an_incident("j", 7, outcome="recovered")
+    mine, echo = an_incident("j", 6, outcome="failed"), an_incident("j", 7, outcome="recovered")
     write(history, mine, a_fault("j", incident_id=mine.id, recommended_action="user-error", root=True))
     write(history, echo, a_fault("j", incident_id=echo.id, recommended_action="user-error"), a_fault("j", recommended_action="record"))
     assert statistics.fleet(history).faults == 4
@@ -93,8 +93,8 @@ def test_phases_are_medians_over_the_recoveries_that_were_timed(history: History
     write(history, *recovered("k", 1, "replace-ranks", {"detect": 2.0}), *recovered("k", 2, "replace-ranks", {}))
     twice = recovered("k", 3, "replace-node", {"detect": 9.0, "load": 5.0})
     write(history, *twice, Phase(job_id="k", incident_id=twice[0].id, position=7, name="load", seconds=5.0))
-    gave_up = an_incident("k", 4, outcome="gave-up")
-    write(history, gave_up, Phase(job_id="k", incident_id=gave_up.id, position=0, name="detect", seconds=99.0))
+    failed = an_incident("k", 4, outcome="failed")
+    write(history, failed, Phase(job_id="k", incident_id=failed.id, position=0, name="detect", seconds=99.0))
     assert statistics.fleet(history).phases == {"detect": 2.5, "load": 3.0}
 
 

@@ -68,7 +68,7 @@ def test_the_same_exception_at_the_same_step_on_another_node_is_the_users_error(
     assert play.ends() == 1
     assert play.kinds() == ["user-error"]
     assert len(queries.generations(stage.history, play.job.id)) == 2
-    assert play.incidents()[-1].outcome == "gave-up"
+    assert play.incidents()[-1].outcome == "failed"
     assert mentions(play.reason(), "not a node")
     assert any("KeyError: 'bad batch'" in one.evidence["detail"] for one in queries.faults(stage.history, play.job.id))
 
@@ -130,17 +130,17 @@ def test_below_its_least_width_the_job_waits_until_a_node_is_back(stage: Stage) 
     assert [(one.action, one.outcome) for one in play.incidents()] == [("wait-for-capacity", "recovered")]
 
 
-def test_a_job_that_waits_too_long_is_given_up_with_the_reason(stage: Stage) -> None:
+def test_a_job_that_waits_too_long_fails_with_the_reason(stage: Stage) -> None:
     """The verdict says what was tried."""
     timeouts = {"recovery": {"wait_for_capacity": "1s"}}
-    play = stage.play("gives-up", args=["--steps", "40"], nnodes=3, nproc_per_node=1, timeouts=timeouts)
+    play = stage.play("waits-too-long", args=["--steps", "40"], nnodes=3, nproc_per_node=1, timeouts=timeouts)
     play.chaos.at_step(8, lambda: play.chaos.power_off(1))
     assert play.ends() == 1, play.log()
     assert mentions(play.reason(), "no recovery action")
     assert "wait-for-capacity" in play.reason()
 
 
-def test_a_job_that_never_steps_is_restarted_then_given_up(stage: Stage) -> None:
+def test_a_job_that_never_steps_is_restarted_then_fails(stage: Stage) -> None:
     """Three recoveries without a step are enough."""
     play = stage.play(
         "never",
@@ -151,7 +151,7 @@ def test_a_job_that_never_steps_is_restarted_then_given_up(stage: Stage) -> None
     )
     assert play.ends() == 1, play.log()
     assert play.kinds()[0] == "job-never-stepped"
-    assert play.incidents()[-1].outcome == "gave-up"
+    assert play.incidents()[-1].outcome == "failed"
 
 
 def test_a_fault_in_the_middle_of_a_recovery_is_part_of_it(stage: Stage) -> None:
@@ -165,7 +165,7 @@ def test_a_fault_in_the_middle_of_a_recovery_is_part_of_it(stage: Stage) -> None
     assert [step.step for step in queries.curve(stage.history, play.job.id)] == list(range(1, 41))
 
 
-def test_a_script_that_always_dies_is_given_up_within_its_budget(stage: Stage) -> None:
+def test_a_script_that_always_dies_fails_within_its_budget(stage: Stage) -> None:
     """A broken script never loops."""
     play = stage.play("loops", args=["--first", "os.kill(os.getpid(), signal.SIGABRT)"], **TWO)
     assert play.ends() == 1, play.log()
@@ -190,7 +190,7 @@ def test_a_script_that_knows_nothing_of_holdfast_runs_and_is_restarted(stage: St
     assert play.kinds() == ["worker-exit-code"]
 
 
-def test_a_command_that_cannot_be_started_is_told_and_given_up(stage: Stage) -> None:
+def test_a_command_that_cannot_be_started_is_told_and_fails_the_job(stage: Stage) -> None:
     """The verdict holds the system's own words."""
     play = stage.play("nothing", command=["/no/such/program"], **TWO)
     assert play.ends() == 1, play.log()

@@ -35,7 +35,7 @@ def runs_since(play: Play, generation: int) -> float:
     return time.time()
 
 
-def test_a_job_that_runs_between_its_faults_is_not_given_up(stage: Stage) -> None:
+def test_a_job_that_runs_between_its_faults_does_not_fail(stage: Stage) -> None:
     """Four kills, each after some seconds of good work: more than the recoveries without progress after which it would be over."""
     play = unmanaged(stage, "ticks", TICKING)
     for number in range(1, 5):

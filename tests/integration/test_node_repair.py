@@ -1,4 +1,4 @@
-"""The node-repair flow against a real Prefect server: a quarantined node comes back by passing, and one that fails is retired at last."""
+"""The node-repair flow against a real Prefect server: a node returns to service by passing, or is decommissioned by failing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.history import History, cordons
 from holdfast.history.cordons import CordonTable
 from policies.cordons import CordonedFault, OperatorRequest, Owner, Rules
 from policies.node_states import NodeState
-from policies.quarantine import hold, quarantine, readmit
+from policies.quarantine import cordon, quarantine, return_to_service
 from tests.history.rows import service_moves
 from tests.integration.conftest import PrefectServer
 from tests.integration.test_prefect_shows import asked
@@ -44,27 +44,27 @@ node_repair(cluster("1000TB"), seconds=0.05)
 PLACE = CordonTable(cluster="mended", names=["node-0", "node-1", "node-2"], rules=Rules(max_unavailable=1.0, cool=0.0, failures=2))
 
 
-def test_nodes_come_back_by_passing_and_are_retired_by_failing(prefect_server: PrefectServer) -> None:
-    """Node-1 is healthy again, as memory and processors were exercised; node-0 fails twice, node-2 is held by a person."""
+def test_nodes_come_back_by_passing_and_are_decommissioned_by_failing(prefect_server: PrefectServer) -> None:
+    """Node-1 is healthy again, as memory and processors were exercised; node-0 fails twice, node-2 is cordoned by a person."""
     now = time.time()
     with closing(History.open(f"sqlite:///{prefect_server.home / 'history.db'}")) as history:
         faults = (CordonedFault(kind="memory-uncorrected"), CordonedFault(kind="cpu-machine-check", device="CPU 3"))
         word = OperatorRequest(owner=Owner(name="job gpt"), reason="memory-uncorrected: a word was lost", faults=faults, at=now)
-        held = OperatorRequest(owner=Owner(name="ann@desk", person=True), reason="new fan", at=now)
+        fan = OperatorRequest(owner=Owner(name="ann@desk", person=True), reason="new fan", at=now)
         for node in ("node-0", "node-1"):
             cordons.apply(history, PLACE, node, lambda one, ward: quarantine(one, word, ward), now=now)
-        cordons.apply(history, PLACE, "node-2", lambda one, _: hold(one, held), now=now)
+        cordons.apply(history, PLACE, "node-2", lambda one, _: cordon(one, fan), now=now)
         done = subprocess.run(
             [sys.executable, "-c", RUN], cwd=ROOT, env=prefect_server.environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
         states = {name: one.state for name, one in cordons.nodes(history, PLACE, now=time.time()).items()}
-        assert states == {"node-0": NodeState.RETIRED, "node-1": NodeState.HEALTHY, "node-2": NodeState.HELD}
+        assert states == {"node-0": NodeState.DECOMMISSIONED, "node-1": NodeState.HEALTHY, "node-2": NodeState.CORDONED}
         moved = {node: [one.event for one in service_moves(history, "mended", node)] for node in PLACE.names}
         assert moved == {
-            "node-0": ["quarantined", "tested", "failed", "tested", "retired"],
+            "node-0": ["quarantined", "tested", "failed", "tested", "decommissioned"],
             "node-1": ["quarantined", "tested", "passed"],
-            "node-2": ["held"],
+            "node-2": ["cordoned"],
         }
         last = service_moves(history, "mended", "node-0")[-1]
         assert last.owner == "node-repair"
@@ -76,9 +76,9 @@ def test_nodes_come_back_by_passing_and_are_retired_by_failing(prefect_server: P
     assert all(mentions(message, "1 node", "1 failed", "node-0: disk") for message in messages[1:3])
     assert mentions(messages[3], "no node")
     pages = asked(prefect_server, "artifacts/filter", artifacts={"key": {"any_": ["mended-burn-ins"]}}, sort="CREATED_DESC")
-    assert one_line_mentions(pages[-1]["data"], "held", "burn-in")
+    assert one_line_mentions(pages[-1]["data"], "cordoned", "burn-in")
     assert "written MB/s" in pages[-1]["data"]
-    wait_until(lambda: told(prefect_server) >= {("node-1", "healthy"), ("node-0", "quarantined"), ("node-0", "retired")}, seconds=30)
+    wait_until(lambda: told(prefect_server) >= {("node-1", "healthy"), ("node-0", "quarantined"), ("node-0", "decommissioned")}, seconds=30)
 
 
 BLIND = """
@@ -104,12 +104,12 @@ def test_a_node_held_for_its_gpu_stays_out_where_no_gpu_can_be_seen(prefect_serv
         )
         assert done.returncode == 0, done.stdout + done.stderr
         node = cordons.nodes(history, place, now=time.time())["node-0"]
-        assert (node.state, node.holds[0].faults) == (NodeState.QUARANTINED, (ecc,))
+        assert (node.state, node.cordons[0].faults) == (NodeState.QUARANTINED, (ecc,))
         *_, last = service_moves(history, "no-gpu", "node-0")
         why = "no check could exercise the GPU (no NVIDIA device is visible)"
         assert (last.event, last.reason) == ("untried", why)
         ann = OperatorRequest(owner=Owner(name="ann@desk", person=True), reason="swapped the card", at=time.time())
-        cordons.apply(history, place, "node-0", lambda one, _: readmit(one, ann), now=time.time())
+        cordons.apply(history, place, "node-0", lambda one, _: return_to_service(one, ann), now=time.time())
         assert cordons.nodes(history, place, now=time.time())["node-0"].state is NodeState.HEALTHY
 
     (run,) = asked(prefect_server, "flow_runs/filter", flow_runs={"name": {"any_": ["repair of no-gpu"]}})
@@ -124,6 +124,6 @@ def test_a_node_held_for_its_gpu_stays_out_where_no_gpu_can_be_seen(prefect_serv
 
 def told(server: PrefectServer) -> set[tuple[str, str]]:
     """Return nodes and the states that events tell of."""
-    names = [f"holdfast.node.service.{state}" for state in ("healthy", "quarantined", "retired")]
+    names = [f"holdfast.node.service.{state}" for state in ("healthy", "quarantined", "decommissioned")]
     found: list[dict[str, Any]] = asked(server, "events/filter", filter={"event": {"name": names}}, limit=50)["events"]
     return {(one["payload"]["node"], one["payload"]["after"]) for one in found if one["payload"]["cluster"] == "mended"}

@@ -52,7 +52,7 @@ def test_ranks_leave_a_drained_node_and_without_room_the_job_waits_for_it_in_tim
     play.steps_to(10)
     before, first = play.pids(), next(iter(newest(play).ranks))
     told = drain(play, first, "--reason", "new fan")
-    assert (told["state"], told["drains"], told["by"], told["job"]) == ("held", True, None, play.name)
+    assert (told["state"], told["drains"], told["by"], told["job"]) == ("cordoned", True, None, play.name)
     wait_until(lambda: first not in newest(play).ranks, seconds=60, explain=play.log)
     goes_on(play)
     assert play.incidents() == [], play.log()

@@ -94,10 +94,10 @@ def test_a_node_with_a_fault_of_its_own_stays_out_until_a_person_takes_it_back(s
     wait_until(
         lambda: [one.event for one in service_moves(stage.history, "stage", "node-0")] == ["quarantined"], seconds=15, explain=play.log
     )
-    (hold,) = cordons.history_of(stage.history, "stage", "node-0")
-    assert (hold.owner, hold.person, hold.ended_at) == ("job off-bus", False, None)
-    assert "fallen off the bus" in hold.evidence[0]
-    assert "(approved by " in hold.reason
+    (opened,) = cordons.history_of(stage.history, "stage", "node-0")
+    assert (opened.owner, opened.person, opened.ended_at) == ("job off-bus", False, None)
+    assert "fallen off the bus" in opened.evidence[0]
+    assert "(approved by " in opened.reason
     wait_until(lambda: run_of(stage, asked)["state"]["type"] == "COMPLETED", seconds=30, explain=play.log)
     assert "isolate node-0 by " in run_of(stage, asked)["state"]["message"]
 
@@ -136,14 +136,14 @@ def standings(stage: Stage) -> dict[str, str]:
 
 
 def test_a_node_that_is_held_or_sick_is_given_to_no_job(stage: Stage, tmp_path: Path) -> None:
-    """The launch takes others, a spare one included, and says who holds one and why, and what the cluster-health flow left of the other."""
+    """The launch takes others, also a spare one, and says who cordoned one and why, and what the cluster-health flow left of the other."""
     stage.count, now = 4, time.time()
     finding = HealthFinding(kind="gpu-off-bus", part="gpu 0", quote="GPU 0: Xid 79", since=now, seen=now)
     unhealthy = HealthAssessment(node="node-1", status="unhealthy", since=now, at=now, seen=now, findings=(finding,))
     save_sweep(stage.history, "stage", {"node-1": unhealthy}, [], {})
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     said = say(stage, tmp_path, "cordon", "node-0", "--reason", "new fan", "--for", "2h")
-    assert "healthy -> held (cordon 1" in said
+    assert "healthy -> cordoned (cordon 1" in said
 
     play = stage.play("beside", args=["--steps", "2000"], nnodes=1, nproc_per_node=1, spare_nodes=1)
     wait_until(lambda: standings(stage) == {"node-2": "healthy", "node-3": "healthy"}, seconds=60, explain=play.log)
@@ -152,6 +152,6 @@ def test_a_node_that_is_held_or_sick_is_given_to_no_job(stage: Stage, tmp_path: 
     (generation,) = queries.generations(stage.history, play.job.id)
     assert list(generation.ranks) == ["node-2"]
     assert standings(stage) == {"node-2": "healthy", "node-3": "healthy"}
-    assert one_line_mentions(job_events(play), "node-0", "left out", "held")
+    assert one_line_mentions(job_events(play), "node-0", "left out", "cordoned")
     assert one_line_mentions(job_events(play), "new fan", "holdfast node uncordon node-0 --reason")
     assert one_line_mentions(job_events(play), "node-1", "unhealthy", "gpu-off-bus", "GPU 0", "Xid 79")

@@ -19,7 +19,7 @@ from holdfast.history.cordons import CordonTable
 from holdfast.spec import SlurmCluster
 from holdfast.testing.chaos import Chaos
 from policies.cordons import Answer, CordonChanged, Node, OperatorRequest, Owner
-from policies.quarantine import hold, release
+from policies.quarantine import cordon, uncordon
 from tests.integration.conftest import PrefectServer
 from tests.integration.flow_server import Flows
 from tests.integration.stage import PACED, Play
@@ -135,7 +135,7 @@ def test_a_job_asks_for_nodes_recovers_on_them_is_put_back_into_the_queue_and_le
 
 
 def test_a_lost_node_gives_way_to_the_spare_one_and_a_further_allocation_to_the_next(stage: SlurmStage) -> None:
-    """Another node is asked for as soon as one is missing; a node that is held is drained in Slurm, and given back when it is released."""
+    """A missing node is requested anew at once; a node that is cordoned is drained in Slurm, and given back when it is uncordoned."""
     play = stage.play("lost", args=["--steps", "100000", "--each", TOGETHER], **TWO, spare_nodes=1)
     play.steps_to(5)
     (first,) = stage.allocations("lost")
@@ -157,12 +157,12 @@ def test_a_lost_node_gives_way_to_the_spare_one_and_a_further_allocation_to_the_
     assert further in stage.allocations("lost")
     assert not any(is_drained(stage.slurm, name) for name in stage.slurm.names), "a node that is lost may come back"
 
-    said(stage, second, hold, "its fan is loud")
+    said(stage, second, cordon, "its fan is loud")
     stage.slurm.start_node(lost)
     stage.slurm.start_node(second)
     wait_until(lambda: is_drained(stage.slurm, second), seconds=60, explain=lambda: job_events(play))
     assert "holdfast root/slurm: " in stage.slurm.run("sinfo", "-h", "-n", second, "-o", "%E")
-    said(stage, second, release, "a new fan")
+    said(stage, second, uncordon, "a new fan")
     wait_until(lambda: not is_drained(stage.slurm, second), seconds=60, explain=lambda: job_events(play))
     play.stops()
     assert stage.allocations("lost") == []

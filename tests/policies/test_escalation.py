@@ -218,7 +218,7 @@ def test_ranks_change_nodes_exactly_when_the_failure_may_follow_the_step(kind: s
 
 
 def test_a_node_that_its_peers_do_not_reach_after_a_restart_either_is_replaced() -> None:
-    """Restarts would go on to fail until the job is given up; one that helped is no such sign."""
+    """Restarts would go on to fail until the job fails; one that helped is no such sign."""
     for made_progress, action, dropped in ((False, REPLACE, ("a",)), (True, RESTART, ())):
         case = a_case("peer-blamed", spares=("s",), past=(a_recovery(node=None, made_progress=made_progress),))
         decision = decided("balanced", case)

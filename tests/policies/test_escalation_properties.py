@@ -156,7 +156,7 @@ def test_approval_is_requested_for_unhealthy_nodes_that_work_and_only_where_it_d
 
 @given(A_POLICY, cases())
 def test_a_rung_that_failed_is_not_tried_again_while_no_node_was_lost(policy: str, case: Case) -> None:
-    """The next one is tried at once; a restart is made again only where the job would be given up else."""
+    """The next one is tried at once; a restart is made again only where the job would fail else."""
     answer = decide(POLICIES[policy], case)
     if answer.rule == repr(RestartAgain()):
         others = tuple(rule for rule in POLICIES[policy] if not isinstance(rule, RestartAgain))
@@ -202,7 +202,7 @@ def test_a_decision_depends_on_the_case_alone(policies: list[str], case: Case) -
 
 
 def survived(policy: str, faults: list[tuple[str, int | None, bool]], *, in_one_incident: bool, seconds: float) -> list[Decision]:
-    """Return the decisions of a job whose every recovery fails by the next of *faults*, until it is given up.
+    """Return the decisions of a job whose every recovery fails by the next of *faults*, until it fails.
 
     Each fault is a kind, a position among the members (None: of the job) and whether the node is lost. After a wait the nodes
     that had to go are back, or others in their places.

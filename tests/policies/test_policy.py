@@ -42,7 +42,7 @@ def test_the_budget_is_the_policys_not_the_cases() -> None:
 
 
 def test_only_rungs_that_are_listed_are_tried_in_their_order() -> None:
-    """Giving up comes last by itself."""
+    """Failing the job comes last by itself."""
     only = Policy(name="p", order=(RecoveryAction.REPLACE_NODE,))
     assert only.decide(a_case(spares=("s",))).decision.action is RecoveryAction.REPLACE_NODE
     assert only.decide(a_case()).decision.action is RecoveryAction.FAIL

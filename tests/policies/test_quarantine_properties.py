@@ -33,11 +33,11 @@ A_NODE = st.sampled_from(NAMES)
 PERSON, PROGRAM = Owner(name="ann@desk", person=True), Owner(name="job gpt")
 WHO = st.sampled_from([PERSON, PROGRAM])
 A_NUMBER = st.integers(0, 12)
-"""Of a hold or a burn-in: open, closed, or never given."""
+"""Of a cordon or a burn-in: open, closed, or never given."""
 AN_OUTCOME = st.sampled_from([True, False, None])
 """Of a burn-in: passed, failed, could not be made."""
-RULES = Rules(max_unavailable=0.4, doubts=2, doubt_window=50.0, cool=10.0, retire=3, failures=2, window=200.0)
-KEPT = frozenset({CordonKind.QUARANTINE, CordonKind.UNTESTED, CordonKind.RETIREMENT})
+RULES = Rules(max_unavailable=0.4, suspicions=2, suspicion_window=50.0, cool=10.0, decommission_after=3, failures=2, window=200.0)
+KEPT = frozenset({CordonKind.QUARANTINE, CordonKind.UNTESTED, CordonKind.DECOMMISSION})
 
 
 class Wards(RuleBasedStateMachine):
@@ -66,7 +66,7 @@ class Wards(RuleBasedStateMachine):
         return answer
 
     def run_out(self, name: str) -> int:
-        """Let come about what has run out; return how many moves that were: a person's hold and a burn-in may run out at once."""
+        """Let come about what has run out; return how many moves that were: a person's cordon and a burn-in may run out at once."""
         moves = 0
         while (done := needs_action.settle(self.read(name), self.now, RULES)) is not None:
             self.moves_are_listed(self.read(name), done)
@@ -79,7 +79,7 @@ class Wards(RuleBasedStateMachine):
     def hear(
         self, name: str, act: Callable[[Node, QuarantineLimits], Answer], *, person: bool = False, lifts: Iterable[int] = ()
     ) -> Answer:
-        """Say a word; hold what came of it against what must never happen. A word may lift the holds *lifts* and no other one."""
+        """Say a word; hold what came of it against what must never happen. A word may lift the cordons *lifts* and no other one."""
         before, out, rights = self.read(name), self.isolated(), frozenset(lifts)
         answer = self.say(name, act)
         after = self.read(name)
@@ -108,22 +108,22 @@ class Wards(RuleBasedStateMachine):
         assert all(NODE_MOVES[one.before, one.event] is one.after and one.reason for one in done.transitions)
 
     def no_hold_is_lost(self, before: Node, after: Node, lifts: frozenset[int]) -> None:
-        """See that a hold which keeps a node out goes only by a word that may lift it, or into a stronger one of a program."""
-        left = {one.number for one in after.holds}
-        for hold in before.holds:
-            if hold.number in left or hold.number in lifts or hold.kind is CordonKind.DOUBT:
+        """See that a cordon which keeps a node out goes only by a word that may lift it, or into a stronger one of a program."""
+        left = {one.number for one in after.cordons}
+        for cordon in before.cordons:
+            if cordon.number in left or cordon.number in lifts or cordon.kind is CordonKind.SUSPICION:
                 continue
-            assert hold.kind is CordonKind.UNTESTED, f"hold {hold.number} was lost"
-            assert {one.kind for one in after.holds} & {CordonKind.QUARANTINE, CordonKind.RETIREMENT}
+            assert cordon.kind is CordonKind.UNTESTED, f"cordon {cordon.number} was lost"
+            assert {one.kind for one in after.cordons} & {CordonKind.QUARANTINE, CordonKind.DECOMMISSION}
 
     def counters_never_fall(self, before: Node, after: Node, moves: int | None = None) -> None:
         """No number is given twice, and nothing that was counted is forgotten."""
         assert after.number >= before.number
         assert after.transitions == before.transitions + ((before.state is not after.state) if moves is None else moves)
-        assert after.doubts[: len(before.doubts)] == before.doubts
+        assert after.suspicions[: len(before.suspicions)] == before.suspicions
         assert after.quarantines[: len(before.quarantines)] == before.quarantines
         assert after.failures[: len(before.failures)] == before.failures
-        assert all(one.number > before.number for one in after.holds if one.number not in {old.number for old in before.holds})
+        assert all(one.number > before.number for one in after.cordons if one.number not in {old.number for old in before.cordons})
 
     # -- words ----------------------------------------------------------------------------------------------------------
 
@@ -144,10 +144,10 @@ class Wards(RuleBasedStateMachine):
             self.counters_never_fall(before, self.read(name), moves)
 
     @rule(name=A_NODE, late=st.floats(0.0, 80.0))
-    def doubt(self, name: str, late: float) -> None:
+    def suspect(self, name: str, late: float) -> None:
         """See a soft fault."""
         stale = self.now - late <= self.read(name).back
-        answer = self.hear(name, lambda node, ward: needs_action.doubt(node, self.word(PROGRAM, late), ward))
+        answer = self.hear(name, lambda node, ward: needs_action.suspect(node, self.word(PROGRAM, late), ward))
         assert not stale or isinstance(answer, OutOfDate)
 
     @rule(name=A_NODE, late=st.floats(0.0, 80.0))
@@ -171,7 +171,7 @@ class Wards(RuleBasedStateMachine):
 
     @rule(name=A_NODE, number=A_NUMBER, seconds=st.floats(1.0, 30.0))
     def begin_burn_in(self, name: str, number: int, seconds: float) -> None:
-        """Begin a burn-in, perhaps for a hold that is not open."""
+        """Begin a burn-in, perhaps for a cordon that is not open."""
         is_open = number in {one.number for one in self.read(name).of_kind(*TESTABLE)}
         answer = self.hear(name, lambda node, _: needs_action.begin_burn_in(node, self.word(PROGRAM), number, seconds=seconds))
         assert is_open or isinstance(answer, OutOfDate)
@@ -179,55 +179,57 @@ class Wards(RuleBasedStateMachine):
     @precondition(lambda self: any(self.read(name).of_kind(*TESTABLE) for name in NAMES))
     @rule(data=st.data())
     def the_right_burn_in_begins(self, data: st.DataObject) -> None:
-        """Begin one for a hold that is open."""
+        """Begin one for a cordon that is open."""
         due = [(name, one.number) for name in NAMES for one in self.read(name).of_kind(*TESTABLE)]
         name, number = data.draw(st.sampled_from(due))
         self.begin_burn_in(name, number, 20.0)
 
-    @rule(name=A_NODE, hold=A_NUMBER, number=A_NUMBER, passed=AN_OUTCOME)
-    def a_late_burn_in_ends(self, name: str, hold: int, number: int, passed: bool | None) -> None:  # noqa: FBT001 (hypothesis names it)
+    @rule(name=A_NODE, cordon=A_NUMBER, number=A_NUMBER, passed=AN_OUTCOME)
+    def a_late_burn_in_ends(self, name: str, cordon: int, number: int, passed: bool | None) -> None:  # noqa: FBT001 (hypothesis names it)
         """Hear of a burn-in that is mostly not the one that runs."""
-        self.end(name, BurnInAttempt(hold=hold, number=number), passed=passed)
+        self.end(name, BurnInAttempt(cordon=cordon, number=number), passed=passed)
 
-    @precondition(lambda self: any(one.test for name in NAMES for one in self.read(name).holds))
+    @precondition(lambda self: any(one.test for name in NAMES for one in self.read(name).cordons))
     @rule(data=st.data(), passed=AN_OUTCOME)
     def the_burn_in_ends(self, data: st.DataObject, passed: bool | None) -> None:  # noqa: FBT001
         """Hear of one that runs."""
-        running = [(name, BurnInAttempt(hold=one.number, number=one.test)) for name in NAMES for one in self.read(name).holds if one.test]
+        running = [
+            (name, BurnInAttempt(cordon=one.number, number=one.test)) for name in NAMES for one in self.read(name).cordons if one.test
+        ]
         name, ran = data.draw(st.sampled_from(running))
         self.end(name, ran, passed=passed)
 
     def end(self, name: str, ran: BurnInAttempt, *, passed: bool | None) -> None:
         """End a burn-in; only the one that runs may lift anything."""
         runs = {(one.number, one.test) for one in self.read(name).of_kind(*TESTABLE) if one.test}
-        is_it = (ran.hold, ran.number) in runs
+        is_it = (ran.cordon, ran.number) in runs
         answer = self.hear(
             name,
             lambda node, _: needs_action.end_burn_in(node, self.word(PROGRAM), ran, passed=passed, rules=RULES),
-            lifts={ran.hold} if passed and is_it else (),
+            lifts={ran.cordon} if passed and is_it else (),
         )
         assert isinstance(answer, CordonChanged if is_it else OutOfDate)
 
     @rule(name=A_NODE, who=WHO, lasts=st.none() | st.floats(1.0, 60.0))
-    def hold(self, name: str, who: Owner, lasts: float | None) -> None:
+    def cordon(self, name: str, who: Owner, lasts: float | None) -> None:
         """Hold a node; a program may not."""
         until = None if lasts is None else self.now + lasts
-        answer = self.hear(name, lambda node, _: needs_action.hold(node, self.word(who), until=until), person=who.person)
+        answer = self.hear(name, lambda node, _: needs_action.cordon(node, self.word(who), until=until), person=who.person)
         assert isinstance(answer, CordonChanged) == who.person
 
     @rule(name=A_NODE, who=WHO, number=st.none() | A_NUMBER)
-    def release(self, name: str, who: Owner, number: int | None) -> None:
-        """Lift a person's hold; a program may not, and where there are several it has to be named."""
-        held = {one.number for one in self.read(name).of_kind(CordonKind.PERSON)}
-        wanted = held if number is None else held & {number}
+    def uncordon(self, name: str, who: Owner, number: int | None) -> None:
+        """Lift a person's cordon; a program may not, and where there are several it has to be named."""
+        theirs = {one.number for one in self.read(name).of_kind(CordonKind.PERSON)}
+        wanted = theirs if number is None else theirs & {number}
         answer = self.hear(
-            name, lambda node, _: needs_action.release(node, self.word(who), number), person=True, lifts=wanted if who.person else ()
+            name, lambda node, _: needs_action.uncordon(node, self.word(who), number), person=True, lifts=wanted if who.person else ()
         )
         assert isinstance(answer, CordonChanged) == (who.person and len(wanted) == 1)
 
     @rule(name=A_NODE, who=WHO, seconds=st.none() | st.floats(-5.0, 60.0))
     def drain(self, name: str, who: Owner, seconds: float | None) -> None:
-        """Have jobs leave a node; a program may not, and who says it again opens no second hold."""
+        """Have jobs leave a node; a program may not, and who says it again opens no second cordon."""
         leave_by = None if seconds is None else self.now + seconds
         before = self.read(name)
         answer = self.hear(name, lambda node, _: needs_action.drain(node, self.word(who), leave_by=leave_by), person=who.person)
@@ -235,48 +237,48 @@ class Wards(RuleBasedStateMachine):
         if who.person:
             after = self.read(name)
             assert after.is_isolated
-            assert leave_by in {one.leave_by for one in after.holds if one.drains}
-            assert sum(one.drains for one in after.holds) == max(1, sum(one.drains for one in before.holds))
+            assert leave_by in {one.leave_by for one in after.cordons if one.drains}
+            assert sum(one.drains for one in after.cordons) == max(1, sum(one.drains for one in before.cordons))
 
     @rule(name=A_NODE, who=WHO)
     def cancel_drain(self, name: str, who: Owner) -> None:
-        """Let jobs stay on a node; a program may not, and holds by which nobody was to leave stay."""
+        """Let jobs stay on a node; a program may not, and cordons that do not drain stay."""
         before = self.read(name)
-        asked = {one.number for one in before.holds if one.drains}
+        asked = {one.number for one in before.cordons if one.drains}
         lifts = asked if who.person else ()
         answer = self.hear(name, lambda node, _: needs_action.cancel_drain(node, self.word(who)), person=True, lifts=lifts)
         assert isinstance(answer, CordonChanged) == (who.person and bool(asked))
         assert self.read(name).drain is None or not who.person
 
     @rule(name=A_NODE, who=WHO, number=st.none() | A_NUMBER)
-    def readmit(self, name: str, who: Owner, number: int | None) -> None:
-        """Take a node back; a program may not, and what a person holds stays."""
+    def return_to_service(self, name: str, who: Owner, number: int | None) -> None:
+        """Take a node back; a program may not, and a person's cordon stays."""
         before = self.read(name)
         lifts = [one.number for one in before.of_kind(*KEPT)] if who.person else []
-        answer = self.hear(name, lambda node, _: needs_action.readmit(node, self.word(who), number), person=True, lifts=lifts)
+        answer = self.hear(name, lambda node, _: needs_action.return_to_service(node, self.word(who), number), person=True, lifts=lifts)
         if isinstance(answer, CordonChanged):
             assert who.person
             assert self.read(name).of_kind(CordonKind.PERSON) == before.of_kind(CordonKind.PERSON)
 
     @rule(name=A_NODE, who=WHO)
-    def retire(self, name: str, who: Owner) -> None:
+    def decommission(self, name: str, who: Owner) -> None:
         """Give a node up; a program may not by its word alone."""
-        answer = self.hear(name, lambda node, _: needs_action.retire(node, self.word(who)), person=True)
+        answer = self.hear(name, lambda node, _: needs_action.decommission(node, self.word(who)), person=True)
         assert who.person or isinstance(answer, TransitionRefused)
 
     # -- always -----------------------------------------------------------------------------------------------------------
 
     @invariant()
     def every_node_is_in_the_one_state_that_its_holds_ask_for(self) -> None:
-        """No node in two states, no two holds with one number, at most one burn-in."""
+        """No node in two states, no two cordons with one number, at most one burn-in."""
         for name in NAMES:
             node = self.read(name)
-            assert node.state is state_of(node.holds)
+            assert node.state is state_of(node.cordons)
             assert (node.state in IN_SERVICE) == (not node.is_isolated)
-            assert len({one.number for one in node.holds}) == len(node.holds)
-            assert sum(one.kind in TESTABLE for one in node.holds) <= 1
-            assert sum(bool(one.test) for one in node.holds) <= 1
-            assert max([0, *(max(one.number, one.test) for one in node.holds)]) <= node.number
+            assert len({one.number for one in node.cordons}) == len(node.cordons)
+            assert sum(one.kind in TESTABLE for one in node.cordons) <= 1
+            assert sum(bool(one.test) for one in node.cordons) <= 1
+            assert max([0, *(max(one.number, one.test) for one in node.cordons)]) <= node.number
 
 
 Wards.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
@@ -289,4 +291,4 @@ def test_a_node_is_never_changed_in_place() -> None:
     answer = needs_action.quarantine(node, OperatorRequest(owner=PROGRAM, reason="Xid 79", at=5.0), QuarantineLimits(size=4, isolated=0))
     assert isinstance(answer, CordonChanged)
     assert node == Node(name="a")
-    assert replace(answer.node, holds=()).state is NodeState.QUARANTINED
+    assert replace(answer.node, cordons=()).state is NodeState.QUARANTINED

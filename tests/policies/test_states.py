@@ -76,7 +76,7 @@ def test_a_fault_in_any_phase_of_a_recovery_is_diagnosed() -> None:
 def test_only_a_finish_completes_and_only_a_request_or_the_time_limit_cancels() -> None:
     """A word from outside that we do not know is never done."""
     ends = {after: {event for (_, event), to in MOVES.items() if to is after} for after in TERMINAL}
-    assert ends == {State.COMPLETED: {Event.FINISHED}, State.FAILED: {Event.GAVE_UP}, State.CANCELLED: {Event.STOP_ASKED, Event.TIME_OVER}}
+    assert ends == {State.COMPLETED: {Event.FINISHED}, State.FAILED: {Event.FAILED}, State.CANCELLED: {Event.STOP_ASKED, Event.TIME_OVER}}
 
 
 def test_no_event_is_idle() -> None:

@@ -107,11 +107,11 @@ def failed(history: History) -> Job:
     fault = on.fault("user-error", HOSTILE, recommended_action="user-error", attributed_to="user_code", root=True, evidence=evidence)
     incident = on.suffer(1, [fault], detect=0.03, reason=HOSTILE)
     on.decide(incident, "fail", HOSTILE, HOSTILE, act={HOSTILE: HOSTILE}, passed_over={HOSTILE: HOSTILE})
-    incident.kind, incident.outcome, incident.closed_at = HOSTILE, "gave-up", on.clock
+    incident.kind, incident.outcome, incident.closed_at = HOSTILE, "failed", on.clock
     on.save(seconds=0.1, problem=HOSTILE, reason=HOSTILE)
     on.gather_ranks({HOSTILE: [0]}, HOSTILE)
     on.add(Phase(job_id=on.job.id, incident_id=incident.id, position=0, name=HOSTILE, seconds=1.0))
-    on.move("gave-up", "FAILED", HOSTILE)
+    on.move("failed", "FAILED", HOSTILE)
     return on.write()
 
 

@@ -67,7 +67,7 @@ QUESTION = ApprovalRequest(
         ({"isolated": {"node-1": "quarantined by job gpt: Xid 79"}}, "node-1 is out of service: quarantined by job gpt: Xid 79"),
         ({"approval": QUESTION}, "answer approval 7: may it go?. \\`holdfast node approve 7\\`"),
         ({"state": "WAITING", "reason": "no node is free"}, "the job waits: no node is free"),
-        ({"state": "FAILED", "cases": [ended(outcome="gave-up")]}, "then run the job again: \\`holdfast run gpt.yaml\\`"),
+        ({"state": "FAILED", "cases": [ended(outcome="failed")]}, "then run the job again: \\`holdfast run gpt.yaml\\`"),
         ({"state": "FAILED", "reason": "no nodes"}, "see why (no nodes), then run the job again"),
         ({"state": "CANCELLED"}, "\\`holdfast run gpt.yaml\\` goes on from the newest checkpoint"),
     ],

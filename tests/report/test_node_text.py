@@ -18,18 +18,18 @@ FOUND: dict[str, BurnInOutcome] = {
     "node-2": outcome("node-2", [SOUND, ODD]),
 }
 STATES = {
-    "node-0": NodeState.HEALTHY, "node-1": NodeState.QUARANTINED, "node-2": NodeState.QUARANTINED, "node-3": NodeState.HELD,
+    "node-0": NodeState.HEALTHY, "node-1": NodeState.QUARANTINED, "node-2": NodeState.QUARANTINED, "node-3": NodeState.CORDONED,
 }  # fmt: skip
 
 
 def test_the_page_says_who_stays_out_why_and_what_to_do() -> None:
     """What needs a person comes first; each node and each check is one line, whatever a node says."""
-    page = burn_ins_markdown(FOUND, {"node-3": "it is held"}, STATES)
+    page = burn_ins_markdown(FOUND, {"node-3": "it is cordoned"}, STATES)
     assert page.splitlines()[:4] == [
         "- **node-2**: failed, now quarantined. Reason: disk: \\*block\\* 3 \\| of &lt;4&gt; was read wrong",
         "- **node-1**: not proven, now quarantined. Reason: no check could exercise the GPU (no NVIDIA device is visible)",
         "- **node-0**: passed, now healthy. Reason: passed compute",
-        "- **node-3**: not tested, now held. Reason: it is held",
+        "- **node-3**: not tested, now cordoned. Reason: it is cordoned",
     ]
     assert "- **compute**: passed after 21.0 s: every answer is the known one; 8 cores" in page
     assert "- **disk**: failed after 0 s: \\*block\\* 3 \\| of &lt;4&gt; was read wrong; on /, sda1" in page

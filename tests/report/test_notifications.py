@@ -94,7 +94,7 @@ def test_a_job_that_fails_by_an_incident_is_one_notification() -> None:
     desk = Notifications(LAB)
     desk.opened(an_incident(), 0.0)
     desk.moved("FAILED", "no action is left")
-    desk.closed(ended(outcome="gave-up", reason="the same again"), 1.0)
+    desk.closed(ended(outcome="failed", reason="the same again"), 1.0)
     assert desk.tick(PATIENCE) == []
     (told,) = desk.last(PATIENCE)
     assert (told.id, told.state, told.level) == ("incident i1", "ended", NotificationLevel.ATTENTION)
@@ -135,7 +135,7 @@ def test_a_quarantine_belongs_to_its_incident_and_needs_a_person() -> None:
         assert "Action: node-1 is quarantined: Xid 79." in told.text
         assert desk.tick(1e6) == []
     desk = Notifications(LAB)
-    desk.quarantined("node-3", "doubted too often")
+    desk.quarantined("node-3", "suspect too often")
     (told,) = desk.tick(0.0)
     assert (told.level, told.subject, told.nodes) == (NotificationLevel.ATTENTION, "[lab/gpt] node-3 quarantined", ("node-3",))
 

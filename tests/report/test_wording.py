@@ -156,12 +156,12 @@ def test_ranks_that_keep_their_process_are_counted_not_named() -> None:
 
 
 def test_an_incident_is_one_line_when_it_opens_and_one_when_it_closes() -> None:
-    """With what was done and what it cost; one that was given up claims no recovery."""
+    """With what was done and what it cost; one that failed the job claims no recovery."""
     one = Incident(
         job_id="j", number=2, kind="worker-sigkill", target="rank 1 on node-1", fault_at=10.0, detected_at=10.012, generation_before=1
     )
     assert wording.incident_opened(one) == "incident 2: worker-sigkill on rank 1 on node-1, detected after 12 ms"
     one.outcome, one.action, one.downtime_s, one.steps_lost, one.generation_after = "recovered", "replace-ranks", 0.259, 0, 2
     assert wording.incident_closed(one) == "incident 2 recovered by replace-ranks in 259 ms, no step computed again, now generation 2"
-    one.outcome, one.steps_lost, one.generation_after = "gave-up", None, None
-    assert wording.incident_closed(one) == "incident 2 gave up"
+    one.outcome, one.steps_lost, one.generation_after = "failed", None, None
+    assert wording.incident_closed(one) == "incident 2 closed: the job failed"

@@ -1,4 +1,4 @@
-"""Which nodes are free, and waiting for them: real local nodes, real SSH servers, real holds in the history."""
+"""Which nodes are free, and waiting for them: real local nodes, real SSH servers, real cordons in the history."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.history.cordons import CordonTable
 from holdfast.probe.health.capacity import open_capacity_check, wait_for
 from holdfast.spec import LocalCluster, cluster_of
 from policies.cordons import OperatorRequest, Owner, Rules
-from policies.quarantine import quarantine, readmit
+from policies.quarantine import quarantine, return_to_service
 from tests.mentions import mentions
 from tests.ssh.conftest import Site
 
@@ -53,7 +53,7 @@ def test_a_wait_ends_as_soon_as_a_node_comes_back(history: History) -> None:
 
     def tell(line: str) -> None:
         told.append(line)
-        cordons.apply(history, PLACE, "node-1", lambda one, _: readmit(one, word("new GPU")), now=time.time())
+        cordons.apply(history, PLACE, "node-1", lambda one, _: return_to_service(one, word("new GPU")), now=time.time())
 
     with open_capacity_check(SMALL) as check:
         found = wait_for(check, 2, timeout_seconds=60, poll_seconds=0.05, report=tell)

@@ -75,7 +75,7 @@ def follow(cluster: SlurmCluster, node: Node) -> Iterator[str]:
         if state is None or not cluster.drain:
             return
         if node.is_isolated and not state.is_leaving:
-            why = drains.drain(node.name, node.holds[-1].reason)
+            why = drains.drain(node.name, node.cordons[-1].reason)
             yield f"Slurm still gives {node.name} to other jobs: {why}" if why else f"Slurm drains {node.name}."
         elif not node.is_isolated and state.is_leaving and drains.are_of(state):
             why = drains.resume(node.name)

@@ -30,7 +30,7 @@ REMEMBERED: Final = 5000
 """How many of the newest faults keep a reference to their rows; also how many a generation keeps in each of its lists of faults."""
 ROLL_CALL: Final = 0.1
 """Seconds between two checks for ranks that make no progress."""
-DOUBT: Final = 4
+SUSPECT_AFTER: Final = 4
 """Missed heartbeats of an agent from which on a stalled job may be stalled by that agent's node."""
 SILENT_AND_STALLED: Final = 8
 """Missed heartbeats that count as an agent's silence while the job is stalled: two signals that agree need less of each."""
@@ -119,7 +119,7 @@ class JobFaults:
         members = set(self.generations.members)
         if not self.agents.reconnecting().isdisjoint(members):
             return True
-        silent = self.agents.silent(DOUBT * self.agents.beat).keys() & members
+        silent = self.agents.silent(SUSPECT_AFTER * self.agents.beat).keys() & members
         return bool(silent) and self.stalled() and not silent <= self.missing_members().keys()
 
     def _steps_advance(self) -> bool:

@@ -30,7 +30,7 @@ from policies.drains import Drain
 from policies.maintenance import PlannedOutage, planned_outage, window_before
 from policies.node_faults import NodeFault, isolating_fault
 from policies.node_states import NodeState
-from policies.quarantine import doubt, quarantine
+from policies.quarantine import quarantine, suspect
 
 log = logging.getLogger("holdfast.control")
 
@@ -145,7 +145,7 @@ class NodeEligibility:
             return f"suspect: {fault.reason}"
         if known is None or known.state is not NodeState.SUSPECT:
             return ""
-        return f"suspect: {known.of_kind(CordonKind.DOUBT)[-1].reason}"
+        return f"suspect: {known.of_kind(CordonKind.SUSPICION)[-1].reason}"
 
     def cut_short(self, node: str) -> str:
         """Return the maintenance window that begins on *node* before the job's walltime is over; empty where none does."""
@@ -288,16 +288,16 @@ class NodeEligibility:
         request = OperatorRequest(
             owner=self.owner, reason=reason, at=now, seen=one.seen, evidence=one.evidence, faults=one.faults, approved=approved
         )
-        rule = quarantine if one.severe else doubt
+        rule = quarantine if one.severe else suspect
         answer = record.apply(self.history, table, one.node, lambda node, limits: rule(node, request, limits), now=now)
         if isinstance(answer, NeedsPerson):
             self._need_person[one.node] = one
             self.record_event(f"{one.node} is not quarantined for {one.reason}: {answer.why}. It is suspect meanwhile")
-            answer = record.apply(self.history, table, one.node, lambda node, limits: doubt(node, request, limits), now=now)
+            answer = record.apply(self.history, table, one.node, lambda node, limits: suspect(node, request, limits), now=now)
         if isinstance(answer, CordonChanged):
             for move in answer.transitions:
                 self.record_event(f"{one.node}: {move.before} -> {move.after}: {move.reason}")
-                self.approvals.publish("node-moved", {"node": one.node, "move": move, "hold": answer.hold})
+                self.approvals.publish("node-moved", {"node": one.node, "move": move, "cordon": answer.cordon})
         elif isinstance(answer, OutOfDate):
             note(log, "node.fault-record-stale", node=one.node, why=answer.why)
 

@@ -29,11 +29,11 @@ def begin(run: JobController) -> Transition | None:
             members = gather(run)
         except NotEnoughNodes as error:
             if not run.nodes.allocations.may_retry_launch():
-                return Transition(Event.GAVE_UP, str(error))
+                return Transition(Event.FAILED, str(error))
             run.log.record_event(f"the launch waits for other nodes: {error}")
             return None
         except OperatorError as error:
-            return Transition(Event.GAVE_UP, str(error))
+            return Transition(Event.FAILED, str(error))
         try:
             begin_generation(run, place(members, run.generations.ranks_per_node), reason="launch")
         except NodeError as error:  # before any rank ran it is no incident: the node is released, and the next try chooses again

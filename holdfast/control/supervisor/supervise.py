@@ -257,7 +257,7 @@ def _end(run: JobController) -> None:
             _record_saved(run)
         run.nodes.eligibility.record_faults(_isolating_faults(run))
         if run.incidents.current is not None:
-            run.close_incident("stopped" if requested else "gave-up")
+            run.close_incident("stopped" if requested else "failed")
         run.generations.end()
     except WorldError as error:
         note(log, "job.end-failed", why=error)

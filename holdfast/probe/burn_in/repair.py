@@ -62,8 +62,8 @@ class Repair:
 
     def known(self) -> dict[str, Node]:
         """Return all nodes of the cluster in their present states."""
-        held = cordons.nodes(self.history, self._table(), now=time.time())
-        return {name: held.get(name, Node(name=name)) for name in names_of(self.cluster)}
+        recorded = cordons.nodes(self.history, self._table(), now=time.time())
+        return {name: recorded.get(name, Node(name=name)) for name in names_of(self.cluster)}
 
     def due(self) -> list[str]:
         """Return the nodes that are due for a burn-in."""
@@ -93,13 +93,15 @@ class Repair:
         """
         known = self.known()
         for node in nodes:
-            held = known[node].of_kind(*TESTABLE)
+            testable = known[node].of_kind(*TESTABLE)
             if node in busy:
                 self.skipped[node] = "a job trains on it"
-            elif not held:
+            elif not testable:
                 self.skipped[node] = f"it is {known[node].state}, and a burn-in changes nothing about that"
             else:
-                answer = self._apply(node, "a burn-in is due", partial(begin_burn_in, number=held[0].number, seconds=self.plan.max_seconds))
+                answer = self._apply(
+                    node, "a burn-in is due", partial(begin_burn_in, number=testable[0].number, seconds=self.plan.max_seconds)
+                )
                 if isinstance(answer, CordonChanged):
                     self.trials[node] = answer.burn_in
                 else:
@@ -201,7 +203,7 @@ def run_burn_in(repair: Repair, nodes: Sequence[str]) -> BurnInReport:
     busy = tuple(f"job '{jobs[node]}' trains on {node}" for node in nodes if node in jobs)
     if busy:
         raise NodesBusy("no burn-in can run now", busy, "Wait until the job has ended, or name other nodes")
-    repair.begin([node for node in nodes if known[node].of_kind(*TESTABLE) and known[node].state is not NodeState.RETIRED])
+    repair.begin([node for node in nodes if known[node].of_kind(*TESTABLE) and known[node].state is not NodeState.DECOMMISSIONED])
     outcomes = repair.try_out(list(dict.fromkeys(nodes)))
     repair.conclude()
     after = repair.known()

@@ -70,14 +70,14 @@ class CapacityCheck:
         views = {view.name: view for view in self.source.survey(deadline)}
         table = CordonTable(cluster=self.cluster.name, names=names_of(self.cluster), rules=self.cluster.quarantine.rules)
         now = time.time()
-        held = cordons.nodes(self.history, table, now=now)
+        recorded = cordons.nodes(self.history, table, now=now)
         with self.history.session() as session:
             jobs = {name: session.get(Job, views[name].job) for name in self._names if views[name].job}
         found = {
             name: obstacle(
                 views[name],
                 job.name if (job := jobs.get(name)) is not None else views[name].job or "",
-                held.get(name, Node(name=name)),
+                recorded.get(name, Node(name=name)),
                 maintenance_of(self.cluster.windows, name, now),
                 self.checkup.assessments[name],
             )

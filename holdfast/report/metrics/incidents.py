@@ -31,7 +31,7 @@ from policies.case import RecoveryAction
 
 BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 """Seconds: in-process recoveries take hundredths, those that wait for a node minutes."""
-OUTCOMES: Final = ("recovered", "passed", "stopped", "gave-up")
+OUTCOMES: Final = ("recovered", "passed", "stopped", "failed")
 NO_ACTION: Final = "none"
 """The recovery action of an incident that closed before one was chosen."""
 OTHER: Final = "other"

@@ -28,9 +28,9 @@ MARK: Final = "*"
 """Precedes what differs from the policy that a file is based on."""
 SLOW: Final = "slow"
 """Replaces an incident, for decisions about slow ranks."""
-FAILED: Final = frozenset({"faulted", "gave-up"})
+FAILED: Final = frozenset({"faulted", "failed"})
 """Events that end an attempt without success."""
-ENDS: Final = {"gave-up": "the job failed", "stopped": "the job was stopped meanwhile"}
+ENDS: Final = {"failed": "the job failed", "stopped": "the job was stopped meanwhile"}
 
 
 def show(policy: str | None, *, as_json: bool) -> int:

@@ -54,7 +54,7 @@ def _begin(repair: Repair, nodes: Sequence[str]) -> None:
         node, job = next(iter(busy.items()))
         cure = f"Migrate it with `holdfast node migrate {job} --from {node}`, or test the node during training with `--short`"
         raise NodesBusy("no burn-in can run now", reasons, cure)
-    testable = [node for node in nodes if known[node].of_kind(*TESTABLE) and known[node].state is not NodeState.RETIRED]
+    testable = [node for node in nodes if known[node].of_kind(*TESTABLE) and known[node].state is not NodeState.DECOMMISSIONED]
     repair.begin(testable)
     for node in testable:
         if node in repair.skipped:

@@ -25,9 +25,8 @@ from holdfast.history.store import History
 from holdfast.report.wording import NOTHING
 from holdfast.spec import Cluster, LocalCluster, load_cluster
 from holdfast.stored_job import recorded_cluster
+from policies import quarantine
 from policies.cordons import Answer, CordonChanged, Node, OperatorRequest, Owner, QuarantineLimits
-from policies.quarantine import cancel_drain, hold, readmit, release, retire
-from policies.quarantine import drain as begin_drain
 
 Verb = Callable[[Node, OperatorRequest], Answer]
 
@@ -36,24 +35,24 @@ def cordon(nodes: Sequence[str], *, reason: str, seconds: float | None, cluster_
     """Cordon nodes, for a duration or until a person lifts it."""
 
     def verb(present: Node, request: OperatorRequest) -> Answer:
-        return hold(present, request, until=None if seconds is None else request.at + seconds)
+        return quarantine.cordon(present, request, until=None if seconds is None else request.at + seconds)
 
     return _change(verb, nodes, reason, cluster_file, as_json=as_json)
 
 
 def uncordon(nodes: Sequence[str], *, reason: str, number: int | None, cluster_file: Path | None, as_json: bool) -> int:
     """Lift the cordons of people; if *number* is given, only that one."""
-    return _change(lambda present, request: release(present, request, number), nodes, reason, cluster_file, as_json=as_json)
+    return _change(lambda node, request: quarantine.uncordon(node, request, number), nodes, reason, cluster_file, as_json=as_json)
 
 
 def return_to_service(nodes: Sequence[str], *, reason: str, number: int | None, cluster_file: Path | None, as_json: bool) -> int:
     """Return nodes to service without a burn-in."""
-    return _change(lambda present, request: readmit(present, request, number), nodes, reason, cluster_file, as_json=as_json)
+    return _change(lambda node, request: quarantine.return_to_service(node, request, number), nodes, reason, cluster_file, as_json=as_json)
 
 
 def decommission(nodes: Sequence[str], *, reason: str, cluster_file: Path | None, as_json: bool) -> int:
     """Take nodes out of service for good."""
-    return _change(retire, nodes, reason, cluster_file, as_json=as_json)
+    return _change(quarantine.decommission, nodes, reason, cluster_file, as_json=as_json)
 
 
 def _change(verb: Verb, nodes: Sequence[str], reason: str, cluster_file: Path | None, *, as_json: bool) -> int:
@@ -96,7 +95,7 @@ def drain(  # noqa: PLR0913 (as many as the command has options)
     leave_by = _leave_by(by, within, time.time())
 
     def verb(present: Node, request: OperatorRequest) -> Answer:
-        return cancel_drain(present, request) if cancel else begin_drain(present, request, leave_by=leave_by)
+        return quarantine.cancel_drain(present, request) if cancel else quarantine.drain(present, request, leave_by=leave_by)
 
     with closing(History.open()) as history:
         if job is not None:
@@ -171,12 +170,12 @@ def _moved(done: CordonChanged) -> tuple[str, str]:
 
 def _change_record(done: CordonChanged) -> dict[str, Any]:
     """Return a change for programs."""
-    until = next((one.until for one in done.node.holds if one.number == done.hold), None)
+    until = next((one.until for one in done.node.cordons if one.number == done.cordon), None)
     return {
         "node": done.node.name,
         "before": _moved(done)[0],
         "state": done.node.state,
-        "cordon": done.hold,
+        "cordon": done.cordon,
         "owner": done.owner.name,
         "reason": done.reason,
         "until": until,
@@ -184,9 +183,9 @@ def _change_record(done: CordonChanged) -> dict[str, Any]:
 
 
 def _show_change(cluster: Cluster, done: CordonChanged) -> None:
-    node, until = done.node, next((one.until for one in done.node.holds if one.number == done.hold), None)
+    node, until = done.node, next((one.until for one in done.node.cordons if one.number == done.cordon), None)
     ends = f", until {clock(until)}" if until is not None else ""
-    echo(f"{node.name}: {_moved(done)[1]} (cordon {done.hold}, by {done.owner.name}{ends})")
+    echo(f"{node.name}: {_moved(done)[1]} (cordon {done.cordon}, by {done.owner.name}{ends})")
     job = next((view.job for view in view_nodes(cluster) if view.name == node.name), None) if node.is_isolated else None
     if job and job != NOTHING:
         hint(f"Job '{job}' trains on {node.name} and continues there. `holdfast node drain {node.name}` migrates it.")
@@ -227,7 +226,7 @@ def _show_drain(history: History, one: _DrainedNode, leave_by: float | None) -> 
         echo(f"{node}: {moved} (its drain is cancelled, by {owner})")
         return
     until = "as soon as that interrupts nothing" if leave_by is None else f"by {clock(leave_by)}"
-    echo(f"{node}: {moved} (cordon {one.done.hold}, by {owner}); jobs leave it {until}")
+    echo(f"{node}: {moved} (cordon {one.done.cordon}, by {owner}); jobs leave it {until}")
     if one.job is not None and holder_of(history, one.job.id) is None:
         hint(f"Job '{one.name}', which trains there, has no controller: the same `holdfast run` reattaches, and migrates it then.")
     elif one.name:

@@ -115,7 +115,7 @@ def _record(one: KnownNode) -> dict[str, Any]:
         "state": one.node.state,
         "since": one.node.since or None,
         "burn_in_due": one.due,
-        "holds": [dataclasses.asdict(hold) for hold in one.node.holds],
+        "cordons": [dataclasses.asdict(cordon) for cordon in one.node.cordons],
         "maintenance": dataclasses.asdict(one.window) if one.window is not None else None,
     }
     jobs = {"status": move.status, "since": move.at, "reason": move.reason} if move else None
@@ -130,7 +130,7 @@ def _row(one: KnownNode) -> list[str]:
     agent = f"pid {view.pid}" if view.pid else view.agent
     jobs = [move.status, clock(move.at)] if move else [NOTHING, NOTHING]
     checked = [health.status, clock(health.seen) if health.seen else NOTHING] if health else [NOTHING, NOTHING]
-    reasons = [_reason(hold) for hold in reversed(one.node.holds)]
+    reasons = [_reason(cordon) for cordon in reversed(one.node.cordons)]
     if one.window is not None:
         reasons.append(f"{one.window.reason} from {clock(one.window.start)} to {clock(one.window.ends)}")
     parts = [view.why, *reasons, move.reason if move else "", *(health.evidence if health else ())]
@@ -141,16 +141,16 @@ def _row(one: KnownNode) -> list[str]:
 def _service(one: KnownNode) -> list[str]:
     """Return state, since when, by whom and until when."""
     node = one.node
-    if not node.holds:
+    if not node.cordons:
         return [node.state, clock(node.since) if node.since else NOTHING, NOTHING, NOTHING]
-    newest = node.holds[-1]
+    newest = node.cordons[-1]
     until = "burn-in is due" if one.due else clock(newest.until) if newest.until is not None else NOTHING
     return [node.state, clock(node.since), newest.owner.name, until]
 
 
-def _reason(hold: Cordon) -> str:
-    what = "cordoned" if hold.kind is CordonKind.PERSON else str(hold.kind)
-    until = f", until {clock(hold.until)}" if hold.until is not None else ""
-    if hold.drains:
-        what, until = "drained", f"; jobs leave by {clock(hold.leave_by)}" if hold.leave_by is not None else "; jobs leave when they can"
-    return f"cordon {hold.number} ({what} by {hold.owner.name}, {clock(hold.at)}{until}): {hold.reason}"
+def _reason(one: Cordon) -> str:
+    what = "cordoned" if one.kind is CordonKind.PERSON else str(one.kind)
+    until = f", until {clock(one.until)}" if one.until is not None else ""
+    if one.drains:
+        what, until = "drained", f"; jobs leave by {clock(one.leave_by)}" if one.leave_by is not None else "; jobs leave when they can"
+    return f"cordon {one.number} ({what} by {one.owner.name}, {clock(one.at)}{until}): {one.reason}"
