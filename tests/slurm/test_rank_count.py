@@ -62,7 +62,7 @@ def test_nodes_that_differ_end_the_launch_with_both_names_and_numbers(cluster: A
     ):
         assert isinstance(run, JobController)
         turn = launched(run)
-        assert turn.event is Event.GAVE_UP
+        assert turn.event is Event.FAILED
         assert mentions(turn.reason, "nproc_per_node", f"{one}: 2 GPUs", f"{other}: 1 GPU")
         run.move(turn.event, turn.reason)
     assert not list(tmp_path.glob("rank-*"))

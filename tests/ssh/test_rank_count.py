@@ -69,7 +69,7 @@ def test_hosts_that_differ_end_the_launch_with_both_names_and_numbers(hosts: Sit
     with control_job(job(hosts, "gpu", 2), hosts.cluster(directory=str(hosts.place / "hf"))) as run:
         assert isinstance(run, JobController)
         turn = launched(run)
-        assert turn.event is Event.GAVE_UP
+        assert turn.event is Event.FAILED
         assert mentions(turn.reason, "nproc_per_node", "a: 4 GPUs", "b: 2 GPUs")
         run.move(turn.event, turn.reason)
     assert not list(hosts.place.glob("rank-*"))
@@ -81,7 +81,7 @@ def test_a_host_without_gpu_ends_the_launch_of_a_job_that_asks_for_some(hosts: S
     with control_job(job(hosts, "gpu", 1), hosts.cluster(directory=str(hosts.place / "hf"))) as run:
         assert isinstance(run, JobController)
         turn = launched(run)
-        assert (turn.event, mentions(turn.reason, "nproc_per_node", "a", "no GPU")) == (Event.GAVE_UP, True)
+        assert (turn.event, mentions(turn.reason, "nproc_per_node", "a", "no GPU")) == (Event.FAILED, True)
         run.move(turn.event, turn.reason)
 
 
