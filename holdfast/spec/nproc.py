@@ -8,9 +8,8 @@ from typing import Final
 
 from holdfast import gpu_assignment
 from holdfast.errors import BadParameters, Problem
-from holdfast.spec.cluster import Cluster, LocalCluster
+from holdfast.spec.cluster import Cluster, LocalCluster, SshCluster
 from holdfast.spec.job import TrainingJob
-from holdfast.spec.slurm import SlurmCluster
 
 FIELD: Final = "nproc_per_node"
 
@@ -43,7 +42,7 @@ def counted(job: TrainingJob, cluster: Cluster) -> TrainingJob:
         return job
     if isinstance(cluster, LocalCluster):
         return job.model_copy(update={FIELD: _local(job, cluster)})
-    if not isinstance(cluster, SlurmCluster) and job.nproc_per_node != "cpu":
+    if isinstance(cluster, SshCluster) and job.nproc_per_node != "cpu":
         _check_file(job, cluster)
     return job
 
@@ -60,9 +59,8 @@ def _local(job: TrainingJob, cluster: LocalCluster) -> int:
     return ranks.number
 
 
-def _check_file(job: TrainingJob, cluster: Cluster) -> None:
+def _check_file(job: TrainingJob, cluster: SshCluster) -> None:
     """Raise `BadParameters` if the nodes have different numbers of GPUs by the cluster file, or none where the job asks for some."""
-    assert not isinstance(cluster, LocalCluster)
     found: dict[int, list[str]] = {}
     for name in cluster.labelled(job.node_labels):
         if name in cluster.gpus_of:

@@ -28,6 +28,12 @@ def ends(run: JobController, turn: Transition) -> None:
     """Go through the rest of the job's life."""
     if turn.event is Event.STARTED:
         run.move(turn.event, turn.reason)
-        wait_until(lambda: run.pump() is None and run.generations.state.all_succeeded(), seconds=SECONDS)
+        wait_until(lambda: _all_ended(run), seconds=SECONDS)
         turn = Transition(Event.FINISHED, "all ended well")
     run.move(turn.event, turn.reason)
+
+
+def _all_ended(run: JobController) -> bool:
+    """Handle what the agents report; return whether all ranks have succeeded."""
+    run.pump()
+    return run.generations.state.all_succeeded()

@@ -183,8 +183,8 @@ class EventHandlers:
         generation = event.generation
         for step, at, seconds, loss, samples, tokens in event.steps:
             if self._is_new(generation, step) and self._steps.allows(node):
-                facts = {"at": at, "seconds": seconds, "loss": loss, "samples": samples, "tokens": tokens}
-                row = models.StepRecord(job_id=self.log.job.id, generation=generation, step=step, **facts)
+                row = models.StepRecord(job_id=self.log.job.id, generation=generation, step=step, at=at, seconds=seconds, loss=loss)
+                row.samples, row.tokens = samples, tokens
                 self.log.recorder.add(row)
                 self.generations.trained = True
                 self._newest = step if generation == self.generations.number else self._newest
