@@ -224,7 +224,7 @@ def test_steps_are_done_without_their_batches_and_the_position_counts_them(of_a_
 def test_the_samples_of_a_step_are_those_of_all_ranks(copies: int, samples: int) -> None:
     """Of two batches twice as many; a new step begins at none."""
     dataset = TensorDataset(torch.zeros(64, 1))
-    sampler = DistributedSampler(dataset, num_replicas=copies, rank=0) if copies > 1 else None
+    sampler: DistributedSampler[Any] | None = DistributedSampler(dataset, num_replicas=copies, rank=0) if copies > 1 else None
     loader = holdfast.Loader(DataLoader(dataset, batch_size=4, sampler=sampler))
     batches = iter(loader)
     loader.begin_step()
