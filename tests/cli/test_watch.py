@@ -174,7 +174,8 @@ def test_a_recovery_is_two_lines(running: Author, book: History) -> None:
     lines = [line[10:] for line in said.splitlines()]
     assert [line for line in lines if "incident 4" in line] == [
         "incident 4: worker-sigkill on rank 2 on n2, detected after 20 ms; recovery: restart-workers",
-        "incident 4 recovered by restart-workers in 310 ms, 2 steps computed again, now generation 5 (detect 20 ms, diagnose 10 ms, isolate 280 ms)",
+        "incident 4 recovered by restart-workers in 310 ms, 2 steps computed again, now generation 5 "
+        "(detect 20 ms, diagnose 10 ms, isolate 280 ms)",
     ]
     assert not any(word in said for word in ("DIAGNOSING", "ISOLATING", "generation 4:", "are at work"))
     events = [json.loads(line) for line in told.splitlines()]
