@@ -172,16 +172,16 @@ def test_a_recovery_is_two_lines(running: Author, book: History) -> None:
     end(running, book)
     said, told = (one.communicate(timeout=SECONDS)[0] for one in (child, program))
     lines = [line[10:] for line in said.splitlines()]
+    times = "(detect 20 ms, diagnose 10 ms, isolate 280 ms)"
     assert [line for line in lines if "incident 4" in line] == [
         "incident 4: worker-sigkill on rank 2 on n2, detected after 20 ms; recovery: restart-workers",
-        "incident 4 recovered by restart-workers in 310 ms, 2 steps computed again, now generation 5 "
-        "(detect 20 ms, diagnose 10 ms, isolate 280 ms)",
+        f"incident 4 recovered by restart-workers in 310 ms, 2 steps computed again, now generation 5 {times}",
     ]
     assert not any(word in said for word in ("DIAGNOSING", "ISOLATING", "generation 4:", "are at work"))
     events = [json.loads(line) for line in told.splitlines()]
     phases = next(one["phases"] for one in events if one["event"] == "incident-closed" and one["number"] == 4)
-    times = {"detect": pytest.approx(0.02), "diagnose": pytest.approx(0.01), "isolate": pytest.approx(0.28)}
-    assert phases == {**times, "reschedule": None, "resume": None}
+    measured = {"detect": pytest.approx(0.02), "diagnose": pytest.approx(0.01), "isolate": pytest.approx(0.28)}
+    assert phases == {**measured, "reschedule": None, "resume": None}
     assert sorted(one["after"] for one in events if one["event"] == "transition") == ["COMPLETED", "DIAGNOSING", "ISOLATING", "RUNNING"]
 
 
