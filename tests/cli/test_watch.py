@@ -99,7 +99,7 @@ def test_a_job_without_incidents_is_polled_less_often(running: Author, book: His
 
 def test_the_picture_shows_the_job_as_it_is(screen: Callable[..., Terminal], running: Author) -> None:
     """Name, state, step of total, loss, rate, ranks, checkpoint, the open incident with its phase and reason, and those before."""
-    terminal = screen(80)
+    terminal = screen(80, 26)  # room for a second line of phases
     top, bar, numbers, *rows, bottom = terminal.newest_frame()
     assert re.match(r"╭─ gpt-small  RESCHEDULING  0:00:\d\d  generation 3 ─+╮", top)
     assert re.match(r"│ step +400 of 10,000 ━+─+ 4\.0% │", bar)

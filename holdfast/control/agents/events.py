@@ -6,14 +6,26 @@ agents may send more than this version understands. `holdfast.control.supervisor
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, StringConstraints
 
 from holdfast.control.agents.schema import Count, Digits, Groups, Integer, Real, Record
 
-_Row = Annotated[tuple[Count, Real, Real, float | None, Count | None, Count | None], Field(strict=False)]
-"""A step, when it ended, its seconds, loss, samples and tokens; JSON has no tuples."""
+
+class StepRow(NamedTuple):
+    """A step, when it ended, and what its script reported of it; sizes that it did not report may be missing."""
+
+    step: Count
+    at: Real
+    seconds: Real
+    loss: float | None
+    samples: Count | None = None
+    tokens: Count | None = None
+
+
+_Row = Annotated[StepRow, Field(strict=False)]
+"""JSON has no tuples."""
 
 
 class AgentEvent(Record):
