@@ -6,26 +6,23 @@ agents may send more than this version understands. `holdfast.control.supervisor
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Final
 
-from pydantic import Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from holdfast.control.agents.schema import Count, Digits, Groups, Integer, Real, Record
 
-
-class StepRow(NamedTuple):
-    """A step, when it ended, and what its script reported of it; sizes that it did not report may be missing."""
-
-    step: Count
-    at: Real
-    seconds: Real
-    loss: float | None
-    samples: Count | None = None
-    tokens: Count | None = None
+_UNSIZED: Final = 4
+"""Values of a step whose script reports neither samples nor tokens."""
 
 
-_Row = Annotated[StepRow, Field(strict=False)]
-"""JSON has no tuples."""
+def _with_sizes(row: object) -> object:
+    """Return the values of a step with those that its script does not report."""
+    return [*row, None, None] if isinstance(row, list | tuple) and len(row) == _UNSIZED else row
+
+
+_Row = Annotated[tuple[Count, Real, Real, float | None, Count | None, Count | None], Field(strict=False), BeforeValidator(_with_sizes)]
+"""A step, when it ended, its seconds, loss, samples and tokens; JSON has no tuples."""
 
 
 class AgentEvent(Record):
