@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires
@@ -12,6 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 from packaging.version import Version
+
+from holdfast import __version__
 
 ROOT = Path(__file__).parent.parent
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -107,3 +110,17 @@ def test_no_two_tests_give_a_job_the_same_name() -> None:
             found.setdefault(name, set()).add(test)
     assert len(found) > 100
     assert {name: tests for name, tests in found.items() if len(tests) > 1} == {}
+
+
+def test_the_version_is_written_once_and_the_changelog_describes_it() -> None:
+    """The build reads it from the package; until its release it is a development version of the changelog's first entry."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert (project["project"].get("version"), project["project"]["dynamic"]) == (None, ["version"])
+    source = project["tool"]["hatch"]["version"]
+    found = re.search(source["pattern"], (ROOT / source["path"]).read_text(), re.MULTILINE)
+    assert found is not None
+    assert found["version"] == __version__
+    entry = re.search(r"^## \[(?P<version>[^]]+)\](?P<unreleased> - Unreleased)?", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert entry is not None
+    assert Version(__version__).base_version == entry["version"]
+    assert Version(__version__).is_prerelease is bool(entry["unreleased"])

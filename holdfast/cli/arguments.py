@@ -96,12 +96,13 @@ def ranks_of(text: str) -> frozenset[int] | None:
     return frozenset(found)
 
 
-def ranks_in(text: str, world: int) -> frozenset[int] | None:
-    """Return the ranks that ``0,2-3``, ``all`` (None) or ``none`` names, of *world* ranks; raise `UnknownOptionValue` otherwise."""
+def ranks_in(text: str, world: int | None) -> frozenset[int] | None:
+    """Return the ranks, of *world* if that is known, that ``0,2-3``, ``all`` (None) or ``none`` names; else raise `UnknownOptionValue`."""
     given = text.strip().lower()
     if given in {"all", "none"}:
         return None if given == "all" else frozenset()
     found = ranks_of(given)
-    if found is None or max(found) >= world:
-        raise UnknownOptionValue("log-ranks", text, (f"ranks from 0 to {world - 1} such as `0,2-3`", "`all`", "`none`"))
+    if found is None or (world is not None and max(found) >= world):
+        most = "" if world is None else f" to {world - 1}"
+        raise UnknownOptionValue("log-ranks", text, (f"ranks from 0{most} such as `0,2-3`", "`all`", "`none`"))
     return found

@@ -21,7 +21,18 @@ from holdfast.history.models import DecisionRecord, Generation, Incident, Job, J
 from holdfast.history.store import History
 from holdfast.report import memory
 from holdfast.report.notes import cause_of
-from holdfast.report.wording import count, decided, duration, incident_closed, incident_opened, kept_ranks, plural, rank_count
+from holdfast.report.wording import (
+    complete_already,
+    count,
+    decided,
+    duration,
+    incident_closed,
+    incident_opened,
+    kept_ranks,
+    plural,
+    rank_count,
+)
+from holdfast.stored_job import checkpoint_directory
 from policies.states import Event
 
 KEPT_STEPS: Final = 200
@@ -204,10 +215,13 @@ def progress_change(view: JobView) -> JobChange:
         "until": view.until,
         "loss": step.loss if step else None,
         "rate": view.rate,
+        "samples_per_s": view.size_rate("samples"),
+        "tokens_per_s": view.size_rate("tokens"),
         "eta_s": view.eta,
         "generation": step.generation if step else None,
     }
-    text = f"step {view.progress}  loss {view.loss}  {view.speed}{eta}"
+    throughput = f"  {view.throughput}" if view.throughput else ""
+    text = f"step {view.progress}  loss {view.loss}  {view.speed}{throughput}{eta}"
     return JobChange(event="progress", at=view.at, text=text, record=record)
 
 
@@ -227,6 +241,8 @@ def end_change(history: History, view: JobView) -> JobChange:
             lines.append(f"`holdfast incidents show {view.incidents[-1].number} --job {view.job.name}` shows the last incident in full")
     if view.state == "CANCELLED" and view.checkpoint:
         lines.append("`holdfast run` with the same job file continues from that checkpoint")
+    if (step := view.complete_before) is not None:
+        lines.append(complete_already(view.job.name, step, str(checkpoint_directory(view.job))))
     if view.step or view.incidents:
         lines.append(f"`holdfast report {view.job.name} -o report.html` writes a report")
     record = {**view.as_record(), "losses": lost.as_record()}

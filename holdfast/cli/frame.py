@@ -197,6 +197,7 @@ class Frame:
         view = self._view
         parts = [view.loss] if view.loss != NOTHING else [NOTHING] if view.step else []
         parts += [view.speed] if view.speed != NOTHING else []
+        parts += [view.throughput] if view.throughput else []
         parts += [f"ETA {duration(view.eta)}"] if view.eta is not None else []
         if not parts:
             return []
@@ -286,7 +287,7 @@ def _recovery(recovery: Recovery, width: int, most: int) -> Iterator[Section]:
     running = recovery.phase
     if most == 1 and len(lines) > 1 and running is not None:
         place = [phase.name for phase in recovery.phases].index(running.name) + 1
-        lines = _row("recovery", f"{running.text} ({place}/{len(phases)})", width, most=1)
+        lines = _row("recovery", f"{place}/{len(phases)} {running.text}", width, most=1)
     if running is not None:
         for line in lines:
             line.highlight_words([running.text], style="bold yellow")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from sqlmodel import col, select
 
@@ -28,7 +28,7 @@ from holdfast.history.models import (
 )
 from holdfast.history.store import History
 from holdfast.report import memory
-from holdfast.report.wording import NOTHING, count, duration, listing, plural, ranks
+from holdfast.report.wording import NOTHING, count, duration, listing, per_second, plural, ranks
 
 MIN_ID: Final = 6
 """Characters of an id from which it is distinguished from a mistyped name."""
@@ -39,6 +39,7 @@ WARNINGS: Final = (
 """FaultRecord kinds that training continues through and that concern the training itself."""
 FIRST_STEPS: Final = 5.0
 """Seconds within which the steps of a job that has just begun to run reach the history."""
+SIZE_UNITS: Final[tuple[Literal["tokens"], Literal["samples"]]] = ("tokens", "samples")
 WINDOW: Final = 20
 """Steps over which the rate is taken."""
 
@@ -120,11 +121,23 @@ class JobView:
         """Return steps per second, over the newest steps of the present generation."""
         if not self.steps:
             return None
-        last = self.steps[-1]
-        same = [step for step in self.steps if step.generation == last.generation][-WINDOW:]
+        last, same = self.steps[-1], self._window
         if len(same) > 1 and last.at > same[0].at:
             return (last.step - same[0].step) / (last.at - same[0].at)
         return 1 / last.seconds if last.seconds > 0 else None
+
+    @property
+    def _window(self) -> list[StepRecord]:
+        """Return the newest steps of the present generation."""
+        return [step for step in self.steps if step.generation == self.steps[-1].generation][-WINDOW:]
+
+    def size_rate(self, unit: Literal["samples", "tokens"]) -> float | None:
+        """Return samples or tokens per second, over the newest steps of the present generation; None where the script reports none."""
+        same = self._window
+        sizes = [size for step in same[1:] if (size := getattr(step, unit)) is not None]
+        if not sizes or len(sizes) < len(same) - 1 or same[-1].at <= same[0].at:
+            return None
+        return float(sum(sizes)) / (same[-1].at - same[0].at)
 
     @property
     def eta(self) -> float | None:
@@ -186,6 +199,13 @@ class JobView:
         return row.age_steps if is_new else max(0, self.step.step - row.step)
 
     @property
+    def complete_before(self) -> int | None:
+        """Return the step at which the job was complete when it started: it resumed there and ended; None for any other job."""
+        if self.state != "COMPLETED" or self.step is not None or self.generation is None:
+            return None
+        return self.generation.resumed_step or None
+
+    @property
     def no_steps(self) -> str:
         """Return why a running job shows no step; empty where it does, or will in a moment."""
         if self.step is not None or self.move is None or self.state != "RUNNING" or self.at - self.move.at < FIRST_STEPS:
@@ -242,6 +262,12 @@ class JobView:
             return NOTHING
         return f"{self.rate:.2f} steps/s" if self.rate >= 1 else f"{duration(1 / self.rate)} a step"
 
+    @property
+    def throughput(self) -> str:
+        """Return the tokens and samples per second as text; empty where the script reports neither."""
+        rates = {unit: self.size_rate(unit) for unit in SIZE_UNITS}
+        return ", ".join(f"{per_second(rate)} {unit}/s" for unit, rate in rates.items() if rate is not None)
+
     def as_record(self) -> dict[str, Any]:
         """Return the view for programs; times in seconds since 1970."""
         step, incident, checkpoint, generation, snapshots = self.step, self.incident, self.checkpoint, self.generation, self.snapshots
@@ -263,8 +289,11 @@ class JobView:
             **self.nodes.as_record(),
             "step": step.step if step else None,
             "until": self.until,
+            "complete_before": self.complete_before,
             "loss": step.loss if step else None,
             "rate": self.rate,
+            "samples_per_s": self.size_rate("samples"),
+            "tokens_per_s": self.size_rate("tokens"),
             "eta_s": self.eta,
             "checkpoint": {"step": checkpoint.step, "path": checkpoint.path, "at": checkpoint.at} if checkpoint else None,
             "snapshots": memory_record,

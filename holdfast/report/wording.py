@@ -99,6 +99,17 @@ def count(number: int | None) -> str:
     return NOTHING if number is None else f"{number:,}"
 
 
+_MANY: Final = 1000
+"""From so many per second on, three digits would need an exponent."""
+
+
+def per_second(number: float | None) -> str:
+    """Return a rate per second with three digits, or all of a large one."""
+    if number is None:
+        return NOTHING
+    return f"{number:#.3g}".rstrip(".") if number < _MANY else f"{number:,.0f}"
+
+
 def share(part: float | None) -> str:
     """Return *part* (0 to 1) as a percentage."""
     if part is None or not math.isfinite(part):
@@ -246,6 +257,14 @@ def _source(facts: Mapping[str, Any]) -> str:
         case "checkpoint":
             return "a checkpoint"
     return "surviving ranks"
+
+
+def complete_already(job: str, step: int, checkpoints: str) -> str:
+    """Return what to do with a job that was complete when it started, at *step*, by the newest of its *checkpoints*."""
+    return (
+        f"job '{job}' is complete at step {count(step)}. To train further, raise the number of steps of its script (in `args`, or where "
+        f"the script sets it); to start afresh, change `name` in the job file, or remove the checkpoints in {checkpoints}"
+    )
 
 
 def visible(text: str) -> str:

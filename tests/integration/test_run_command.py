@@ -10,11 +10,15 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from holdfast.cli.changes import end_change
+from holdfast.cli.job_view import view_job
 from holdfast.cli.recovery_view import ALWAYS as PHASES
 from holdfast.history import History, holder_of, queries
+from holdfast.report.phases import label_of
 from holdfast.testing.orphans import leftovers
 from policies.states import State
 from tests.cli.terminal import Terminal
@@ -175,6 +179,71 @@ def test_a_program_reads_how_it_went(place: Place) -> None:
     gone(place)
 
 
+TRAINS = """
+import sys, torch, holdfast
+model = torch.nn.Linear(1, 1)
+with holdfast.session(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)) as session:
+    for step in session.steps(until=int(sys.argv[1])):
+        step.end(1.0)
+"""
+
+
+def test_a_complete_job_that_runs_again_says_so(place: Place) -> None:
+    """Status 0, at which step it was complete, and what to do; with more steps it trains on from there."""
+    name = place.job("done", TRAINS, 'args: ["3"]\n')
+    assert ended(place, name)["complete_before"] is None
+    again = ended(place, name)
+    assert (again["state"], again["complete_before"], again["step"]) == ("COMPLETED", 3, None)
+    assert one_line_mentions(again["text"], "'done'", "complete", "step 3", "args", "name", str(place.home / "jobs/done/checkpoints"))
+    status, said = place.done("status", "done", "--json")
+    assert (status, json.loads(said)["complete_before"]) == (0, 3)
+    further = ended(place, place.job("done", TRAINS, 'args: ["5"]\n'))
+    assert (further["complete_before"], further["step"]) == (None, 5)
+    gone(place)
+
+
+COUNTED = """
+import time, torch, holdfast
+from torch.utils.data import DataLoader
+model = torch.nn.Linear(1, 1)
+data = holdfast.Loader(DataLoader(torch.zeros(4096, 1), batch_size=8))
+with holdfast.session(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data=data) as session:
+    batches = iter(data)
+    for step in session.steps(until=40):
+        next(batches), next(batches)
+        time.sleep(0.01)
+        step.end(1.0, tokens=4000)
+"""
+
+
+def test_the_size_of_steps_gets_from_the_worker_to_the_page(place: Place) -> None:
+    """Tokens as the script reports them, samples as the Loader knows them: history, watching, `status` and report."""
+    status, said = place.done("run", place.job("sized", COUNTED), "--json")
+    assert status == 0, said + place.log()
+    with closing(History.open(place.history, create=False)) as history:
+        rows = queries.steps(history, queries.newest_job(history, "sized").id)
+    assert {(row.samples, row.tokens) for row in rows} == {(16, 4000)}
+    status, said = place.done("status", "sized", "--json")
+    record = json.loads(said)
+    assert record["tokens_per_s"] == pytest.approx(250 * record["samples_per_s"])
+    assert record["tokens_per_s"] == pytest.approx(4000 * record["rate"])
+    status, said = place.done("status", "sized")
+    assert re.search(r"^ +rate .* tokens/s, [\d,.]+ samples/s$", said, re.MULTILINE), said
+    status, said = place.done("report", "sized", "-o", "report.html")
+    assert (status, "tokens per second</text>" in (place.folder / "report.html").read_text()) == (0, True)
+    gone(place)
+
+
+def ended(place: Place, job: str) -> dict[str, Any]:
+    """Run a job to its successful end; return the last record, and as `text` what a person reads there."""
+    status, said = place.done("run", job, "--json")
+    assert status == 0, said + place.log()
+    record: dict[str, Any] = json.loads(said.splitlines()[-1])
+    with closing(History.open(place.history, create=False)) as history:
+        record["text"] = end_change(history, view_job(history, queries.newest_job(history, "done"))).text
+    return record
+
+
 def test_the_users_own_error_ends_the_job_with_its_traceback(place: Place) -> None:
     """Status 1, the traceback, and where all of it stands."""
     status, said = place.done("run", place.job("wrong-division", "def train():\n    return 1 / 0\n\ntrain()\n"))
@@ -265,7 +334,7 @@ for step in range(1, 100_000):
 
 def phase_on(terminal: Terminal) -> list[str]:
     """Return the phases of a recovery that were marked as running, in the order in which they were drawn."""
-    return list(dict.fromkeys(re.findall(r"▶ ([a-z]+)", terminal.text)))
+    return list(dict.fromkeys(re.findall(r"▶ (?:T[\dT-]+ )?([a-z]+)", terminal.text)))
 
 
 def rows(terminal: Terminal) -> dict[str, str]:
@@ -287,13 +356,14 @@ def test_a_recovery_is_visible_as_it_happens(place: Place) -> None:
         assert {"step", "loss", "nodes", "spares", "checkpoint", "at risk"} <= rows(terminal).keys()
         assert "2 ranks on 1 node" in rows(terminal)["nodes"]
         os.kill(int((place.folder / "pid-1").read_text()), signal.SIGKILL)
-        wait_until(lambda: "▶ resume" in rows(terminal).get("recovery", ""), seconds=SECONDS, explain=lambda: terminal.text)
+        wait_until(lambda: "▶ T2-T4 resume" in rows(terminal).get("recovery", ""), seconds=SECONDS, explain=lambda: terminal.text)
         during = rows(terminal)
         assert during["incident"].startswith("1: worker-sigkill on rank 1")
         assert during["action"].startswith("restart-workers: ")
         wait_until(lambda: "1 recovered by" in rows(terminal).get("incident", ""), seconds=SECONDS, explain=lambda: terminal.text)
         assert sorted(phase_on(terminal), key=PHASES.index) == phase_on(terminal), "in the order of the state machine"
-        assert re.sub(r" [\d.]+ m?s\b", "", rows(terminal)["recovery"]).replace("·", " ").split() == list(PHASES)
+        shown = re.sub(r" [\d.]+ m?s\b", "", rows(terminal)["recovery"]).replace("·", " ").split()
+        assert shown == " ".join(map(label_of, PHASES)).split()
         (place.folder / "enough").touch()
         wait_until(lambda: terminal.status() is not None, seconds=SECONDS, explain=lambda: terminal.text)
     gone(place)

@@ -286,7 +286,8 @@ def _bare(text: str) -> JobHistory:
     )
     case = IncidentCase(incident=incident, faults=[fault], decisions=[], phases=[], diagnoses=[verdict])
     number, real = np.empty(0, dtype=np.int64), np.empty(0)
-    empty = StepColumns(generation=number, step=number, at=real, seconds=real, loss=real, lost=np.empty(0, dtype=np.bool_))
+    reals = dict.fromkeys(("at", "seconds", "loss", "samples", "tokens"), real)
+    empty = StepColumns(generation=number, step=number, **reals, lost=np.empty(0, dtype=np.bool_))
     event = JobEvent(job_id=job.id, at=1.0, text=text)
     return JobHistory(
         job=job, now=filled.BEGAN, transitions=[move], generations=[], cases=[case], loose_faults=[fault], status_changes=[],

@@ -18,6 +18,7 @@ from holdfast.history.errors import wait_for_history
 from holdfast.history.lease import describe_holder, holder_of
 from holdfast.history.models import Job, Lease
 from holdfast.history.store import History
+from holdfast.spec import TrainingJob
 
 
 def run(  # noqa: PLR0913 (as many as the command has options)
@@ -32,12 +33,14 @@ def run(  # noqa: PLR0913 (as many as the command has options)
 ) -> int:
     """Run the job in *job_file* and watch it, with the output of *log_ranks*; as a *standby*, even while another controller runs it."""
     job, cluster = checked(job_file, cluster_file, default_cluster)
-    wanted = ranks_in(log_ranks or ("none" if as_json or detach else "0"), job.max_nodes * job.ranks_per_node)
+    wanted = ranks_in(log_ranks or ("none" if as_json or detach else "0"), _world_size(job))
     with closing(wait_for_history(History.open, _waiting) if standby else History.open()) as history, StartLock(job.name) as lock:
         live, holder, known = wait_for_history(lambda: _present(history, job.name), _waiting) if standby else _present(history, job.name)
         if not standby and live is not None and holder is not None:
             raise JobAlreadyRunning(job.name, describe_holder(holder))
         new = {"job": job.model_dump(mode="json"), "cluster": cluster.model_dump(mode="json")}
+        if live is not None and not isinstance(job.nproc_per_node, int):  # counted on the nodes when it was launched
+            new["job"]["nproc_per_node"] = live.spec.get("nproc_per_node")
         spec = {"job": live.spec, "cluster": live.cluster} if live else new
         name = "standby" if standby else "flow"
         with counted_signals() as signals:  # before the flow starts: no Ctrl-C may leave one behind that nobody watches
@@ -51,6 +54,11 @@ def run(  # noqa: PLR0913 (as many as the command has options)
                 text = _reattaching(job.name, changed=spec != new, holder=holder)
                 watch.show("reattach", text, job=job.name, id=live.id, pid=flow.pid, log=str(flow.log))
             return _until_it_trains(watch, signals, as_json=as_json) if detach else watch.until_the_end(signals)
+
+
+def _world_size(job: TrainingJob) -> int | None:
+    """Return the number of ranks; None where the nodes are still to be counted."""
+    return job.max_nodes * job.nproc_per_node if isinstance(job.nproc_per_node, int) else None
 
 
 def _present(history: History, name: str) -> tuple[Job | None, Lease | None, frozenset[str]]:

@@ -57,7 +57,10 @@ def _progress(view: JobView) -> list[tuple[str, str]]:
     if view.step:
         of = share(view.step.step / view.until) if view.until else ""
         eta = f"ETA {duration(view.eta)}" if view.eta is not None else ""
-        facts += [("step", "   ".join(part for part in (view.progress, of, eta) if part)), ("loss", view.loss), ("rate", view.speed)]
+        rate = "   ".join(part for part in (view.speed, view.throughput) if part)
+        facts += [("step", "   ".join(part for part in (view.progress, of, eta) if part)), ("loss", view.loss), ("rate", rate)]
+    elif view.complete_before is not None:
+        facts += [("step", f"complete at step {count(view.complete_before)} before it started: no step was left")]
     elif view.no_steps:
         facts += [("step", view.no_steps)]
     if view.generation:
