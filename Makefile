@@ -38,7 +38,7 @@ test: $(VENV)/.dev  ## Run all tests (installs the system packages that they nee
 	@$(BIN)/python -m compileall -q holdfast flows tasks policies detectors benchmarks  # once, and not in each of a thousand processes
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest $(PARALLEL) --durations=20 -rs $(ARGS)
 
-durations: ARGS += --record-durations
+durations: override ARGS += --record-durations
 durations: test  ## Run all tests and write down how long each file takes: the order of the next runs
 
 test-prefect: $(VENV)/.dev  ## Run the tests of flows and deployments with the newest Prefect that is supported

@@ -167,8 +167,8 @@ def takeover(folder: Path, environment: dict[str, str], rounds: int) -> Iterator
                 job.runs(QUIET)
                 flow = following
             incidents = len(job.incidents())
-    yield row("take-over of a dead orchestrator, until its place is taken", held, TAKEOVER, incidents=incidents)
-    yield row("take-over of a dead orchestrator, until the history goes on", heard, TAKEOVER, incidents=incidents)
+    yield row("failover from a dead controller, until its place is taken", held, TAKEOVER, incidents=incidents)
+    yield row("failover from a dead controller, until the history goes on", heard, TAKEOVER, incidents=incidents)
 
 
 def launch(count: int, folder: Path, environment: dict[str, str], rounds: int) -> Iterator[Line]:

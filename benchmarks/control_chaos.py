@@ -205,7 +205,7 @@ class ControlChaos:
             "broken": broken,
             "incidents": [one.kind for one in incidents],
             "generations": numbers,
-            "flows": len(job.adopted()) + 1,
+            "flows": len(job.reattached()) + 1,
             "rows_refused": refused,
         }
 

@@ -78,9 +78,9 @@ class Job:
             return self.chaos.step()
         return 0
 
-    def adopted(self) -> list[float]:
-        """Return when flows have adopted the job."""
-        return [one.at for one in queries.job_events(self.history, self.row.id) if one.text.startswith("a new flow adopted")]
+    def reattached(self) -> list[float]:
+        """Return when flows have reattached to the job."""
+        return [one.at for one in queries.job_events(self.history, self.row.id) if one.text.startswith("a new flow reattached")]
 
     def left(self) -> list[str]:
         """Return what is left of it: processes, and what nodes keep in memory."""

@@ -5,7 +5,7 @@
 PostgreSQL holds the history and Prefect's own database; two hosts with a Prefect worker each run the deployed flow, one of them as the
 standby. These hosts are process groups with homes and, as root, host names of their own.
 
-- ``takeover``: from SIGKILL, or SIGSTOP, of the flow that steers, to the moment when the standby on the other host has adopted the job.
+- ``takeover``: from SIGKILL, or SIGSTOP, of the controller, to when the standby controller on the other host has reattached to the job.
   Nodes are groups of processes of this machine.
 - ``chaos``: each round is one job of two ranks on three hosts, one of them spare, with SSH servers in a network of their own (needs root;
   see `tests/hosts/`). Its flow, worker, Prefect server, PostgreSQL, an agent or an sshd is killed, alone or in pairs, while it trains or at
@@ -68,10 +68,10 @@ class Takeovers:
     def _takeover(self, job: Job, number: int, old: Program, new: Program) -> float:
         """Have the flow *old* end or stop, and *new* follow it; return after how many seconds it did, with *old* standing by."""
         wait_for(lambda: waits(new), "the standby", every=0.1, seconds=LONGEST)
-        seen, first, at = len(job.adopted()), job.step(), time.time()
+        seen, first, at = len(job.reattached()), job.step(), time.time()
         os.killpg(old.pid, number)
-        wait_for(lambda: len(job.adopted()) > seen, "the takeover", every=0.05, seconds=LONGEST)
-        seconds = job.adopted()[-1] - at
+        wait_for(lambda: len(job.reattached()) > seen, "the takeover", every=0.05, seconds=LONGEST)
+        seconds = job.reattached()[-1] - at
         wait_for(lambda: job.step() > first + 5, "further steps", every=0.05, seconds=LONGEST)
         old.kill()
         old.log.write_text("")

@@ -210,7 +210,7 @@ class Bench:
             self.results[one["key"]] = one
 
     def classify(self) -> None:
-        """Classify logs, verdicts written as the command writes them."""
+        """Classify logs, diagnoses written as the command writes them."""
         list(classify(io.BytesIO(b"\n").read))  # the signatures are compiled the first time
         for key, unhealthy in (("classify", 10), ("classify-dense", 1)):
             log, found = a_log(unhealthy), []

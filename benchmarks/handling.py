@@ -80,7 +80,7 @@ def actions(folder: Path, environment: dict[str, str], rounds: int, keys: set[st
 
 
 def widths(folder: Path, environment: dict[str, str], rounds: int, keys: set[str]) -> list[dict[str, Any]]:
-    """Measure how a job gets narrower and wider in the processes that live."""
+    """Measure how a job gets smaller and larger in the processes that live."""
     lines = []
     for rest in RESTS if "grow" in keys else RESTS[:1]:
         found = Widths()

@@ -1,4 +1,4 @@
-"""Take-over of lost ranks and planned moves, measured from the fault itself.
+"""Replacement of lost ranks and planned moves, measured from the fault itself.
 
     python -m benchmarks.takeover --json takeover.json [--rounds N] [--only KEY ...]
 
@@ -34,7 +34,7 @@ from benchmarks.real_job import RANKS, SCRIPT, Job, medians
 FAULTS: Final = ("killed", "raising", "stopped")
 KEYS: Final = ("unplanned", "floor", "planned", "delta", "warmup", "memory")
 OVERHEAD: Final = 0.3
-"""Seconds that a take-over may cost above one steady step."""
+"""Seconds that a replacement of ranks may cost above one steady step."""
 STOPPED: Final = 2.0
 TORCHRUN: Final = 20.0
 ROLES: Final = 1.2
@@ -125,7 +125,7 @@ def tell(what: str, facts: dict[str, Any]) -> None:
 
 
 def unplanned(taken: list[dict[str, Any]], restarted: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Judge the take-overs."""
+    """Judge the replacements of ranks."""
     step = statistics.median(one["step"] for one in taken)
     by_fault, quick = medians(taken, "fault"), [one for one in taken if one["fault"] != "stopped"]
     roles, seconds = medians(quick, "rank"), [one["seconds"] for one in quick]
@@ -165,10 +165,10 @@ def unplanned(taken: list[dict[str, Any]], restarted: list[dict[str, Any]], thei
 
 
 def over_floor(bare: list[float], taken: list[dict[str, Any]]) -> dict[str, Any]:
-    """Judge a killed rank's take-over, less the step that it computes again, by the floor."""
+    """Judge a killed rank's replacement, less the step that it computes again, by the floor."""
     killed = [one["seconds"] - one["step"] for one in taken if one["fault"] == "killed"]
     ratio = statistics.median(killed) / statistics.median(bare)
-    goal = f"a take-over, less one step, within {OVER_FLOOR:.0f} times of it"
+    goal = f"a replacement of ranks, less one step, within {OVER_FLOOR:.0f} times of it"
     return figure(bare, goal, {"ratio": ratio <= OVER_FLOOR}, ratio=round(ratio, 2), ours=spread(killed), simulated="nothing")
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.telemetry.progress import heartbeat, section
     from holdfast.spec import Cluster, LocalCluster, SlurmCluster, SshCluster, TrainingJob
 
-__version__: Final[str] = "0.1.0"
+__version__: Final[str] = "0.2.0.dev0"  # pyproject.toml reads it from here: on a node, no metadata is installed
 """The installed version of Holdfast."""
 
 _HOMES: Final = {

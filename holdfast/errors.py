@@ -50,6 +50,7 @@ HoldfastError
     │   ├── NodeLost         a node does not respond
     │   ├── NodeStateUnknown  the check of a node could not be made, so its state is unknown
     │   │   └── ProtocolMismatch  the proxy to a node speaks another version of the protocol
+    │   ├── RanksNotCounted  a node has no GPU, or another number of them than the job's other nodes
     │   ├── AgentDisconnected  the connection to the agent ended
     │   ├── Superseded       a node has accepted commands of a newer controller of the job
     │   ├── LeaseUnconfirmed  it cannot be confirmed that this controller still holds the job's lease
@@ -629,6 +630,16 @@ class ProtocolMismatch(NodeStateUnknown):
     def reason(self) -> str:
         """Return both versions and what to do."""
         return f"{self.why}: `holdfast node bootstrap --cluster CLUSTER_FILE` installs this version there"
+
+
+class RanksNotCounted(NodeError):
+    """A node has no GPU, or another number of GPUs or CPUs than the job's other nodes, and the job counts its ranks by them."""
+
+    detail: str
+    """The nodes that differ, each with its number."""
+
+    def __str__(self) -> str:
+        return f"node {self.node} cannot be used: {self.reason}, and `nproc_per_node` counts the ranks by them"
 
 
 class AgentDisconnected(NodeError):

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from holdfast import paths
 from holdfast.errors import RowCorrupt
 from holdfast.history import Job
 from holdfast.redaction import shown
 from holdfast.spec import Cluster, TrainingJob, cluster_of
+from holdfast.spec.job import CheckpointPlan
+
+
+class _RecordedPlan(BaseModel):
+    directory: str | None = None
+
+
+class _RecordedFolders(BaseModel):
+    """The fields of a job from which the folder of its checkpoints follows: they are read also where another version wrote the others."""
+
+    workdir: str = "."
+    checkpoint: _RecordedPlan = _RecordedPlan()
 
 
 def recorded_spec(job: Job) -> TrainingJob:
@@ -30,11 +42,13 @@ def recorded_cluster(job: Job) -> Cluster:
 
 
 def checkpoint_directory(job: Job) -> Path:
-    """Return the folder of the job's checkpoints; the default one where this version cannot read its row."""
+    """Return the folder of the job's checkpoints; raise `RowCorrupt` where its row does not say which that is."""
     try:
-        return TrainingJob.model_validate(job.spec).checkpoints
-    except ValidationError:
-        return paths.job_directory(job.name) / "checkpoints"
+        found = _RecordedFolders.model_validate(job.spec)
+    except ValidationError as error:
+        raise _corrupt(job, "spec", error) from error
+    plan = CheckpointPlan.model_construct(directory=found.checkpoint.directory)
+    return TrainingJob.model_construct(name=job.name, workdir=found.workdir, checkpoint=plan).checkpoints
 
 
 def _corrupt(job: Job, column: str, error: ValidationError) -> RowCorrupt:

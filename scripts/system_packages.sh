@@ -19,6 +19,8 @@ iputils-ping   | ping
 iptables       | iptables /usr/sbin/iptables
 faketime       | faketime
 prometheus     | prometheus
+zsh            | zsh
+fish           | fish
 "
 
 present() { # any of the commands or (globbed) paths in $@

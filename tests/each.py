@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
+
 
 def each(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Do as `pytest.mark.parametrize` does, but in one test, which goes through all cases and then reports every one that failed.
@@ -24,9 +26,8 @@ def each(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]], Ca
                 values = case if len(parameters) > 1 else (case,)
                 try:
                     test(**fixtures, **dict(zip(parameters, values, strict=True)))
-                except Exception as error:  # noqa: BLE001 (each case is tried, whatever another one came to)
-                    error.add_note(f"in the case {case!r:.500}")
-                    failures.append(error)
+                except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:  # noqa: BLE001 (each case is tried, whatever another came to)
+                    failures.append(of_case(error, case))
             if failures:
                 raise ExceptionGroup(f"{len(failures)} of {len(listed)} cases failed", failures)
 
@@ -36,3 +37,17 @@ def each(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]], Ca
         return through_all
 
     return decorate
+
+
+def of_case(error: BaseException, case: object) -> Exception:
+    """Return the failure of one case: pytest's own outcomes are no `Exception`, and would end the test at this case."""
+    if isinstance(error, pytest.skip.Exception):
+        failure: Exception = AssertionError(f"a case may not be skipped, as nobody would see it: {error}. Leave it out of the table")
+        failure.__cause__ = error
+    elif isinstance(error, pytest.fail.Exception):
+        failure = AssertionError(str(error)).with_traceback(error.__traceback__)
+    else:
+        assert isinstance(error, Exception)
+        failure = error
+    failure.add_note(f"in the case {case!r:.500}")
+    return failure

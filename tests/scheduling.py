@@ -19,8 +19,6 @@ ROOT: Final = Path(__file__).parents[1]
 STORED: Final = Path(__file__).with_name("durations.json")
 SPLIT_SECONDS: Final = 10.0
 """A file that takes longer goes test by test, unless its tests share a fixture."""
-WITH: Final = {"tests/integration/test_workflows.py": "tests/integration/test_deployment.py"}
-"""Files that go where another one goes: each of these two has a worker on the work pool that our deployments name."""
 SHARED: Final = ('scope="module"', 'scope="class"')
 
 
@@ -39,7 +37,7 @@ class LongestFirst(LoadScopeScheduling):  # type: ignore[misc]
         self._together: dict[str, bool] = {}
 
     def _split_scope(self, nodeid: str) -> str:
-        file = WITH.get(file_of(nodeid), file_of(nodeid))
+        file = file_of(nodeid)
         if file not in self._together:
             self._together[file] = self._seconds.get(file, 0.0) <= SPLIT_SECONDS or shares(ROOT / file)
         return file if self._together[file] else nodeid
@@ -68,7 +66,7 @@ def shares(file: Path) -> bool:
     return any(words in file.read_text() for words in SHARED)
 
 
-@pytest.hookimpl
+@pytest.hookimpl(optionalhook=True)  # with `-p no:xdist` nobody declares it
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LongestFirst | None:
     """Take the place of xdist's own scheduler, unless the command line names one with ``--dist``."""
     return LongestFirst(config, log) if config.getoption("dist") == "load" else None

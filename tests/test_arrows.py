@@ -30,6 +30,7 @@ class Arrow:
 LEAVES = (
     "holdfast.authenticated_listener",
     "holdfast.errors",
+    "holdfast.gpu_assignment",
     "holdfast.log",
     "holdfast.memstore",
     "holdfast.own_variables",

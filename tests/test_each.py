@@ -22,6 +22,28 @@ def test_every_case_is_tried_and_every_failure_reported() -> None:
     assert [error.__notes__ for error in told.value.exceptions] == [["in the case 1"], ["in the case 3"]]
 
 
+def test_a_case_may_fail_in_words_and_may_not_be_skipped() -> None:
+    """Neither ends the test at that case."""
+    tried: list[str] = []
+
+    @each("word", ["fail", "skip", "raise", "pass"])
+    def outcome(word: str) -> None:
+        tried.append(word)
+        if word == "fail":
+            pytest.fail("it is broken")
+        if word == "skip":
+            pytest.skip("no GPU")
+        assert word != "raise"
+
+    with pytest.raises(ExceptionGroup, match="3 of 4 cases failed") as told:
+        outcome()
+    assert tried == ["fail", "skip", "raise", "pass"]
+    failed, skipped, _ = told.value.exceptions
+    assert str(failed) == "it is broken"
+    assert "no GPU" in str(skipped)
+    assert [error.__notes__ for error in told.value.exceptions] == [[f"in the case {word!r}"] for word in tried[:3]]
+
+
 @each("word, length", [("a", 1), ("bc", 2)])
 def test_cases_of_several_values_go_with_fixtures(request: pytest.FixtureRequest, word: str, length: int) -> None:
     """As the arguments of a parametrised test."""

@@ -36,7 +36,7 @@ from policies.escalation import POLICIES, decide
 from policies.quarantine import cordon, quarantine
 from policies.required_checks import parts_to_test
 from tests.accounting.timelines import generation_span, incident_span, job_timeline
-from tests.policies.cases import NOW, a_case, a_verdict
+from tests.policies.cases import NOW, a_case, a_diagnosis
 
 ASK = OperatorRequest(owner=Owner(name="job gpt"), reason="gpu-off-bus: Xid 79", at=1.0)
 ANN = OperatorRequest(owner=Owner(name="ann@desk", person=True), reason="new fan", at=2.0)
@@ -60,7 +60,7 @@ def _lost_rank() -> str:
         blocked_reason="", ranks={"a": (0,), "b": (1,), "c": (2,)}, roles=((0, 1, 2),), hot_spares=(HotSpare(id=8, node="s", role=0),)
     )
     root = Fault(kind="worker-sigkill", at=NOW, node="a", rank=0, quote="seen")
-    return decide(POLICIES["balanced"], replace(case, diagnosis=replace(a_verdict(), root=root))).decision.reason
+    return decide(POLICIES["balanced"], replace(case, diagnosis=replace(a_diagnosis(), root=root))).decision.reason
 
 
 def _untested_gpu() -> str:

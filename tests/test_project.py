@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires
@@ -11,6 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 from packaging.version import Version
+
+from holdfast import __version__
 
 ROOT = Path(__file__).parent.parent
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -82,3 +86,41 @@ def test_torch_is_locked_without_a_local_version() -> None:
 def test_a_node_needs_no_package() -> None:
     """The base install is the agent's: standard library only."""
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"] == []
+
+
+def job_names(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield each job that a test in *file* starts (`stage.play("NAME", ...)`, `play = begun(stage, "NAME", ...)`), and the test."""
+    for test in (one for one in ast.parse(file.read_text()).body if isinstance(one, ast.FunctionDef)):
+        for node in ast.walk(test):
+            named: list[ast.expr] = []
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in {"play", "submits", "job"}:
+                named = node.args[:1]
+            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "play" and isinstance(node.value, ast.Call):
+                named = node.value.args[1:2] if [ast.unparse(one) for one in node.value.args[:1]] == ["stage"] else []
+            for one in named:
+                if isinstance(one, ast.Constant) and isinstance(one.value, str):
+                    yield one.value, f"{file.name}::{test.name}"
+
+
+def test_no_two_tests_give_a_job_the_same_name() -> None:
+    """All jobs of a run are flow runs on one Prefect server, and what a test asks for there it asks for by the job's name."""
+    found: dict[str, set[str]] = {}
+    for file in (ROOT / "tests" / "integration").glob("test_*.py"):
+        for name, test in job_names(file):
+            found.setdefault(name, set()).add(test)
+    assert len(found) > 100
+    assert {name: tests for name, tests in found.items() if len(tests) > 1} == {}
+
+
+def test_the_version_is_written_once_and_the_changelog_describes_it() -> None:
+    """The build reads it from the package; until its release it is a development version of the changelog's first entry."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert (project["project"].get("version"), project["project"]["dynamic"]) == (None, ["version"])
+    source = project["tool"]["hatch"]["version"]
+    found = re.search(source["pattern"], (ROOT / source["path"]).read_text(), re.MULTILINE)
+    assert found is not None
+    assert found["version"] == __version__
+    entry = re.search(r"^## \[(?P<version>[^]]+)\](?P<unreleased> - Unreleased)?", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert entry is not None
+    assert Version(__version__).base_version == entry["version"]
+    assert Version(__version__).is_prerelease is bool(entry["unreleased"])

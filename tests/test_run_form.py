@@ -101,7 +101,8 @@ def test_the_form_describes_each_field_and_requires_few() -> None:
 def test_the_form_has_every_field_of_a_job() -> None:
     """What a job file can say the form can say too."""
     named = {"name", "script", "module", "command", "args", "workdir", "nnodes"}
-    assert advanced_schema()["then"]["properties"].keys() == TrainingJob.model_fields.keys() - named | {"min_nodes", "standby"}
+    own = {"min_nodes", "as_command", "standby"}
+    assert advanced_schema()["then"]["properties"].keys() == TrainingJob.model_fields.keys() - named | own
 
 
 @pytest.mark.parametrize(
@@ -197,6 +198,11 @@ def test_the_worker_reports_problems_with_the_names_of_the_form(given: dict[str,
             "checkpoint": {"interval": "auto", "memory": {"max_memory": "8GB"}},
         },
         {"module": "gpt.train", "args": ["--steps", "3"], "nnodes": "2:4", "nproc_per_node": "gpu", "hot_spares": 2},
+        {"command": ["python", "-m", "gpt.train", "--steps", "3"], "spare_nodes": 1},
+        {"command": ["/data/gpt/train.py", "--data", "my text"]},
+        {"command": ["./train.py"], "nproc_per_node": 2},
+        {"command": ["python", "-m", "no module"]},
+        {"module": "gpt", "args": ["-m", "a b", ""]},
     ],
 )
 def test_a_job_can_be_written_as_the_form_takes_it(fields: dict[str, Any]) -> None:

@@ -71,7 +71,7 @@ class Worker:
     started: float
     stepped: bool = False
     regroups: bool = False
-    """It came by a take-over: it was kept, or has joined ranks that were."""
+    """It came by a replacement of ranks: it was kept, or has joined ranks that were."""
 
 
 class Agent:

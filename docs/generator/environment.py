@@ -9,7 +9,7 @@ from docs.generator.markdown import page, table
 
 VARIABLES: Final[Mapping[str, str]] = {
     "HOLDFAST_HOME": "Folder of jobs, local clusters and the history. Only its owner may have access. Default: `~/.holdfast`.",
-    "HOLDFAST_CLUSTER": "Cluster file of the commands that have the option `--cluster`, where that is not given.",
+    "HOLDFAST_CLUSTER": "Cluster file of the commands that have the option `--cluster`, where neither that nor a job names a cluster.",
     "HOLDFAST_HISTORY": "URL of the history: `sqlite:///...` or `postgresql://...`. Default: `history.db` in `HOLDFAST_HOME`.",
     "HOLDFAST_LOG": "Log format of the command line, flows and agents: `text` (the default), or `json` for one JSON object per line.",
     "HOLDFAST_SIGTERM": "What SIGTERM to a flow does: `stop` stops the job; `detach` ends only the flow. Default: `stop`.",

@@ -36,6 +36,8 @@ class _Interval(NamedTuple):
     position: int
     """Of the generation."""
     incident: IncidentSpan | None
+    goes_on: bool
+    """Nothing but the asked-for begin of the ledger separates it from the interval before."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,6 +74,8 @@ class _Attribution:
     """Incidents as intervals that do not overlap."""
     recovered_by: dict[int, IncidentSpan] = field(init=False)
     """Generation to the incident whose recovery started it."""
+    saves_left: int = 0
+    """Microseconds of saves that did not fit between the steps of the interval before."""
 
     def __post_init__(self) -> None:
         self.bounds = _generation_bounds(self.timeline)
@@ -96,17 +100,18 @@ class _Attribution:
     def _intervals(self) -> Iterator[_Interval]:
         """Split the job's time wherever something begins or ends; leave suspensions out."""
         timeline = self.timeline
-        cuts = {timeline.begin, timeline.end, min(self.since, timeline.end), *self.bounds}
+        cuts = {timeline.begin, timeline.end, *self.bounds}
         cuts.update(at for begin, end, _ in self.downtimes for at in (begin, end))
         cuts.update(at for begin, end in timeline.suspensions for at in (begin, end))
         down = 0
-        for begin, end in pairwise(sorted(cuts)):
+        for begin, end in pairwise(sorted({*cuts, min(self.since, timeline.end)})):
             if any(start <= begin < until for start, until in timeline.suspensions):
                 continue
             while down < len(self.downtimes) and self.downtimes[down][1] <= begin:
                 down += 1
             incident = self.downtimes[down][2] if down < len(self.downtimes) and self.downtimes[down][0] <= begin else None
-            yield _Interval(begin, end, bisect_right(self.bounds, begin, hi=len(timeline.generations)) - 1, incident)
+            position = bisect_right(self.bounds, begin, hi=len(timeline.generations)) - 1
+            yield _Interval(begin, end, position, incident, goes_on=begin not in cuts)
 
     def _book(self, interval: _Interval) -> None:
         """Book the steps in *interval* and the time outside them."""
@@ -146,7 +151,9 @@ class _Attribution:
             head, tail = max(0, min(interval.end, first) - interval.begin), max(0, interval.end - max(interval.begin, last))
             between = free - head - tail
             yield self._before_first_step(interval.position, generation), head
-            saves = min(between, self._save_time(interval, generation.number))
+            recorded = self._save_time(interval, generation.number) + (self.saves_left if interval.goes_on else 0)
+            saves = min(between, recorded)
+            self.saves_left = recorded - saves
             yield LedgerAccount(TimeCategory.CHECKPOINTS), saves
             yield LedgerAccount(TimeCategory.BETWEEN_STEPS), between - saves
             yield self._after_last_step(interval), tail

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -81,19 +81,18 @@ class FailureCosts:
         }
 
 
-def downtime(history: History, job: Job) -> float:
-    """Return `FailureCosts.downtime_s` of *job* without reading its steps."""
-    timeline = _timeline(history, job, now=time.time(), with_steps=False)
-    return total_downtime(timeline, timeline.begin) / SECOND
+def downtimes(history: History, jobs: Sequence[Job]) -> dict[str, float]:
+    """Return `FailureCosts.downtime_s` of each of *jobs*, by the job's id, without reading their steps."""
+    known = known_jobs(history, only=jobs, since=None, now=time.time())
+    with history.session() as session:
+        reader = TimelineReader(session=session, unit=COMPUTE, since=None)
+        timelines = {one.id: reader.read(one, with_steps=False) for one in known}
+    return {job: total_downtime(timeline, timeline.begin) / SECOND for job, timeline in timelines.items()}
 
 
 def losses(history: History, job: Job, *, now: float | None = None) -> FailureCosts:
     """Return what failures cost *job* until its end, or until *now*."""
-    timeline = _timeline(history, job, now=time.time() if now is None else now, with_steps=True)
-    return FailureCosts.of(timeline, attribute(timeline))
-
-
-def _timeline(history: History, job: Job, *, now: float, with_steps: bool) -> JobTimeline:
-    (one,) = known_jobs(history, only=[job], since=None, now=now)
+    (one,) = known_jobs(history, only=[job], since=None, now=time.time() if now is None else now)
     with history.session() as session:
-        return TimelineReader(session=session, unit=COMPUTE, since=None).read(one, with_steps=with_steps)
+        timeline = TimelineReader(session=session, unit=COMPUTE, since=None).read(one, with_steps=True)
+    return FailureCosts.of(timeline, attribute(timeline))

@@ -41,6 +41,7 @@ from holdfast.history.models import (
 )
 from holdfast.history.queries import TERMINAL
 from holdfast.history.store import History
+from holdfast.report import phases
 
 MARGIN: Final = 3600.0
 """Seconds before the requested time from which steps are read, because the step then under way began earlier."""
@@ -49,15 +50,8 @@ FETCH_SIZE: Final = 20_000
 SUSPENDED: Final = "SUSPENDED"
 IN_USE: Final = frozenset({"healthy", "suspect"})
 """Statuses of a node that the job holds."""
-PHASE_OF_STATE: Final = {
-    "DIAGNOSING": "diagnose",
-    "DECIDING": "diagnose",
-    "ISOLATING": "isolate",
-    "RESCHEDULING": "reschedule",
-    "WAITING": "wait",
-    "RESUMING": "warm-up",
-}
-"""The phase of each job state, for open incidents: their phases are recorded when they close."""
+PHASE_OF_STATE: Final = {**phases.PHASE_OF_STATE, "RESUMING": "warm-up"}
+"""The phase of each job state, for open incidents: their phases are recorded when they close, and until then T2 to T4 count as T4."""
 
 
 class Unit(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 from holdfast.agent import schema
 from holdfast.agent.connection import ClientConnection
@@ -62,17 +62,28 @@ StepTimes = Annotated[list[float], _step_times]
 ChildPid = Annotated[int, partial(schema.integer, minimum=2)]
 
 
+class FinishedStep(NamedTuple):
+    """A step of rank 0, as the event log has it."""
+
+    step: int
+    at: float
+    seconds: float
+    loss: float | None
+    samples: int | None
+    tokens: int | None
+
+
 class StepBatch:
     """Rank 0's finished steps on their way into the event log: a single one at once, those that follow quickly together."""
 
     def __init__(self, emit: Callable[..., None]) -> None:
         self._emit = emit
-        self._steps: list[tuple[int, float, float, float | None]] = []
+        self._steps: list[FinishedStep] = []
         self._generation = 0
         self._last = 0.0
 
-    def add(self, generation: int, step: tuple[int, float, float, float | None]) -> None:
-        """Add a step: its number, when it ended, how long it took (seconds), its loss."""
+    def add(self, generation: int, step: FinishedStep) -> None:
+        """Add a step."""
         if generation != self._generation:
             self.flush()
             self._generation = generation
@@ -225,6 +236,8 @@ class WorkerMessages:
         loss: Number | None,
         snapshot: SnapshotFacts | None,
         timing: StepTimes | None,
+        samples: Count | None,
+        tokens: Count | None,
         heartbeat: Anything,
         generation: Count | None,
     ) -> None:
@@ -246,7 +259,7 @@ class WorkerMessages:
                 if bad and not before:
                     self._report("worker.loss", worker, step=step, loss=loss)
         if worker.rank == self._workers.first:
-            self._steps.add(of, (step, now, seconds, loss))
+            self._steps.add(of, FinishedStep(step, now, seconds, loss, samples, tokens))
 
     def on_section(self, worker: Worker, name: Text, begin: Flag, limit_s: Seconds | None) -> None:
         """Note the begin or end of a declared section for the heartbeats; an event for each would fill the event log."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import getpass
 import platform
 import time
@@ -15,7 +14,9 @@ from typing import Final
 import click
 from pydantic_core import PydanticCustomError
 
-from holdfast.errors import UnknownNode, UnknownOptionValue
+from holdfast.cluster import check_names
+from holdfast.errors import UnknownOptionValue
+from holdfast.spec import Cluster, LocalCluster, load_cluster
 from holdfast.spec.units import parse_duration
 
 MAX_RANKS: Final = 1_000_000
@@ -62,6 +63,11 @@ def _date(text: str) -> float | None:
         return None
 
 
+def cluster_in(file: Path | None) -> Cluster:
+    """Return the cluster in *file*, or the cluster `local` on this machine where none is named."""
+    return load_cluster(file) if file is not None else LocalCluster()
+
+
 def named(cluster_file: Path | None) -> Path:
     """Return the cluster file; raise click's `UsageError` where none was named and there is no default."""
     if cluster_file is None:
@@ -72,9 +78,7 @@ def named(cluster_file: Path | None) -> Path:
 def known_nodes(given: Iterable[str], cluster: str, names: Sequence[str], also: Container[str] = ()) -> list[str]:
     """Return the nodes *given*, or all *names* of the cluster where none is; raise `UnknownNode` for others, but those in *also*."""
     found = list(given)
-    for node in found:
-        if node not in names and node not in also:
-            raise UnknownNode(node, cluster, tuple(difflib.get_close_matches(node, names, n=3) or names[:5]))
+    check_names(found, cluster, names, also)
     return found or list(names)
 
 
@@ -92,12 +96,13 @@ def ranks_of(text: str) -> frozenset[int] | None:
     return frozenset(found)
 
 
-def ranks_in(text: str, world: int) -> frozenset[int] | None:
-    """Return the ranks that ``0,2-3``, ``all`` (None) or ``none`` names, of *world* ranks; raise `UnknownOptionValue` otherwise."""
+def ranks_in(text: str, world: int | None) -> frozenset[int] | None:
+    """Return the ranks, of *world* if that is known, that ``0,2-3``, ``all`` (None) or ``none`` names; else raise `UnknownOptionValue`."""
     given = text.strip().lower()
     if given in {"all", "none"}:
         return None if given == "all" else frozenset()
     found = ranks_of(given)
-    if found is None or max(found) >= world:
-        raise UnknownOptionValue("log-ranks", text, (f"ranks from 0 to {world - 1} such as `0,2-3`", "`all`", "`none`"))
+    if found is None or (world is not None and max(found) >= world):
+        most = "" if world is None else f" to {world - 1}"
+        raise UnknownOptionValue("log-ranks", text, (f"ranks from 0{most} such as `0,2-3`", "`all`", "`none`"))
     return found

@@ -12,15 +12,27 @@ from typing import Any, Final
 
 from sqlmodel import SQLModel
 
-from holdfast.cli.job_view import JobView, last_step_of, newest_complete, newest_incident, ranks_by_node
+from holdfast.cli.job_view import WARNINGS, JobView, last_step_of, newest_complete, ranks_by_node
+from holdfast.cli.node_view import NodeRecords, cluster_name, nodes_of
 from holdfast.cli.recovery_view import Recovery, phase_times
 from holdfast.history import queries
-from holdfast.history.lease import flow_run_url, holder_of
+from holdfast.history.lease import leases_of
 from holdfast.history.models import DecisionRecord, Generation, Incident, Job, JobEvent, JobTransition, StepRecord
 from holdfast.history.store import History
 from holdfast.report import memory
 from holdfast.report.notes import cause_of
-from holdfast.report.wording import count, duration, incident_closed, incident_opened, kept_ranks, plural, rank_count
+from holdfast.report.wording import (
+    complete_already,
+    count,
+    decided,
+    duration,
+    incident_closed,
+    incident_opened,
+    kept_ranks,
+    plural,
+    rank_count,
+)
+from holdfast.stored_job import checkpoint_directory
 from policies.states import Event
 
 KEPT_STEPS: Final = 200
@@ -91,32 +103,39 @@ class JobFollower:
         history, job = self._history, self._job.id
         generations, checkpoints = queries.generations(history, job), queries.checkpoints(history, job)
         incidents, transitions = queries.incidents(history, job), queries.transitions(history, job)
+        decisions, newest = queries.decisions(history, job), generations[-1] if generations else None
+        in_work = queries.faults(history, incident_id=incidents[-1].id) if incidents and incidents[-1].closed_at is None else []
+        holder, page = leases_of(history, [job]).get(job, (None, ""))
         changes = [
             *self._new(transitions, lambda row: transition_change(row, brief=in_recovery(row.at, incidents))),
             *self._new(generations, lambda row: generation_change(row, brief=in_recovery(row.at, incidents))),
-            *self._incident_changes(incidents, transitions),
+            *self._incident_changes(incidents, decisions, transitions),
             *self._new(checkpoints, lambda row: JobChange(event="checkpoint", at=row.at, text="", record=_record(row))),
             *self._new(queries.job_events(history, job), self._note_change),
         ]
         self._view = dataclasses.replace(
             self._view,
-            generation=generations[-1] if generations else None,
+            generation=newest,
             until=last_step_of(generations),
             checkpoint=newest_complete(checkpoints),
             snapshots=queries.newest_snapshots(history, job),
             memory_fault=queries.newest_fault(history, job, memory.FAULTS),
+            warnings=queries.faults_within(history, job, newest.number, WARNINGS) if newest else (),
             incidents=incidents,
             transitions=transitions,
-            **newest_incident(history, self._job, generations[-1] if generations else None, incidents, self._view.at),
-            holder=holder_of(history, job),
-            flow_run_url=flow_run_url(history, job),
+            decision=decisions[-1] if decisions else None,
+            nodes=nodes_of(NodeRecords.of(history, cluster_name(self._job)), self._job, newest, in_work, self._view.at),
+            holder=holder,
+            flow_run_url=page,
         )
         return sorted(changes, key=lambda change: change.at), self._view
 
-    def _incident_changes(self, incidents: list[Incident], transitions: Sequence[JobTransition]) -> Iterator[JobChange]:
+    def _incident_changes(
+        self, incidents: Sequence[Incident], decisions: Sequence[DecisionRecord], transitions: Sequence[JobTransition]
+    ) -> Iterator[JobChange]:
         numbers = {one.id: one.number for one in incidents}
         yield from self._new(incidents, opened_change)
-        yield from self._new(queries.decisions(self._history, self._job.id), lambda row: self._decision_change(row, numbers))
+        yield from self._new(decisions, lambda row: self._decision_change(row, numbers))
         for one in incidents:
             if one.closed_at is not None and self._is_new(f"{one.id} closed"):
                 yield closed_change(Recovery(incident=one, at=one.closed_at, transitions=transitions))
@@ -124,7 +143,7 @@ class JobFollower:
     def _decision_change(self, row: DecisionRecord, numbers: dict[str, int]) -> JobChange:
         """Return a decision; people see the first one of an incident where the incident begins."""
         first = self._is_new(f"{row.incident_id} decided")
-        text = "" if first else f"incident {numbers.get(row.incident_id, '?')}: {row.action}, because {row.reason}"
+        text = "" if first else decided(numbers.get(row.incident_id, "?"), row.action, row.reason)
         return JobChange(event="decision", at=row.at, text=text, record=_record(row))
 
     def _note_change(self, row: JobEvent) -> JobChange:
@@ -196,10 +215,13 @@ def progress_change(view: JobView) -> JobChange:
         "until": view.until,
         "loss": step.loss if step else None,
         "rate": view.rate,
+        "samples_per_s": view.size_rate("samples"),
+        "tokens_per_s": view.size_rate("tokens"),
         "eta_s": view.eta,
         "generation": step.generation if step else None,
     }
-    text = f"step {view.progress}  loss {view.loss}  {view.speed}{eta}"
+    throughput = f"  {view.throughput}" if view.throughput else ""
+    text = f"step {view.progress}  loss {view.loss}  {view.speed}{throughput}{eta}"
     return JobChange(event="progress", at=view.at, text=text, record=record)
 
 
@@ -218,7 +240,9 @@ def end_change(history: History, view: JobView) -> JobChange:
         if view.incidents:
             lines.append(f"`holdfast incidents show {view.incidents[-1].number} --job {view.job.name}` shows the last incident in full")
     if view.state == "CANCELLED" and view.checkpoint:
-        lines.append("`holdfast run` with the same job file goes on from that checkpoint")
+        lines.append("`holdfast run` with the same job file continues from that checkpoint")
+    if (step := view.complete_before) is not None:
+        lines.append(complete_already(view.job.name, step, str(checkpoint_directory(view.job))))
     if view.step or view.incidents:
         lines.append(f"`holdfast report {view.job.name} -o report.html` writes a report")
     record = {**view.as_record(), "losses": lost.as_record()}

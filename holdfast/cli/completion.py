@@ -55,7 +55,7 @@ def _nodes(given: Mapping[str, Any]) -> list[str]:
     elif rows := _rows("SELECT cluster FROM job WHERE name = ? ORDER BY id DESC LIMIT 1", str(given.get("job") or "")):
         cluster = parse_cluster(json.loads(rows[0][0]), "the history")
     else:
-        cluster = LocalCluster()
+        cluster = load_cluster(given["default_cluster"]) if given.get("default_cluster") else LocalCluster()
     return [] if cluster.kind == "slurm" else list(names_of(cluster))  # Slurm would have to be asked
 
 

@@ -21,6 +21,7 @@ from holdfast.history import queries
 from holdfast.history.lease import this_host
 from holdfast.history.models import Job, Lease
 from holdfast.history.store import History
+from holdfast.prefect.server import UI_MESSAGE, UNUSABLE, is_configured
 from holdfast.process import parent_of
 
 PROGRAM: Final = "flows.training_job"
@@ -123,6 +124,14 @@ class FlowProcess:
         text = "\n".join(map(_message, self.last_lines()))
         begin = text.rfind("\n" + ERROR_PREFIX) + 1 or (0 if text.startswith(ERROR_PREFIX) else -1)
         return text[begin:].removeprefix(ERROR_PREFIX).strip() if begin >= 0 else None
+
+
+def waits_for(said: str) -> str:
+    """Return what a flow that has *said* this in its log waits for before it has a job to show."""
+    if UI_MESSAGE in said or (is_configured() and UNUSABLE not in said):
+        return "the job's controller to start"
+    why = "the configured one cannot be used" if is_configured() else "PREFECT_API_URL is not set"
+    return f"a temporary Prefect server to start, as {why}; its first start also creates its database"
 
 
 def write_spec(job: str, spec: Mapping[str, object], flow: str = "flow") -> Path:

@@ -6,7 +6,6 @@ It fits any terminal: rows are wrapped between words, and where lines are few th
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -19,12 +18,11 @@ from rich.text import Text
 
 from holdfast.cli.changes import JobChange
 from holdfast.cli.job_view import JobView, ranks_by_node
-from holdfast.cli.node_view import JobNode
-from holdfast.cli.output import clock, colour_of, wrapped
+from holdfast.cli.node_view import JobNode, JobNodes
+from holdfast.cli.output import clock, colour_of, first_lines, wrapped
 from holdfast.cli.recovery_view import Recovery
 from holdfast.history.models import Incident
-from holdfast.report import memory
-from holdfast.report.wording import NOTHING, count, duration, incident_closed, listing, plural, rank_count, ranks, visible
+from holdfast.report.wording import NOTHING, count, duration, incident_closed, on_target, plural, rank_count, since, visible
 from policies.states import State
 
 BLOCKS: Final = "▁▂▃▄▅▆▇█"
@@ -55,9 +53,6 @@ MAX_NODES: Final = 16
 """Nodes that are named at most."""
 SEPARATOR: Final = " · "
 """Between the parts of the hint."""
-GLUE: Final = "\N{NO-BREAK SPACE}"
-UNIT: Final = re.compile(r"(?<=\d) (?=(?:ms|s|min|h|d|[kMGT]?B|steps?|ranks?|nodes?)\b)")
-"""Between a number and its unit."""
 GAP: Final = "   "
 """Between numbers on one line."""
 
@@ -170,7 +165,7 @@ class Frame:
             yield from self._saved(width, lines)
         if view.warnings:
             last = view.warnings[-1]
-            text = f"{last.kind} on {last.target}: {last.evidence.get('quote', '')}"
+            text = f"{last.kind} on {on_target(last.target)}: {last.evidence.get('quote', '')}"
             yield Section(priority=8, lines=_row("warning", text, width, most=lines, style="yellow"))
         if recovery is not None:
             yield from _recovery(recovery, width, lines)
@@ -202,6 +197,7 @@ class Frame:
         view = self._view
         parts = [view.loss] if view.loss != NOTHING else [NOTHING] if view.step else []
         parts += [view.speed] if view.speed != NOTHING else []
+        parts += [view.throughput] if view.throughput else []
         parts += [f"ETA {duration(view.eta)}"] if view.eta is not None else []
         if not parts:
             return []
@@ -224,7 +220,7 @@ class Frame:
             yield Section(priority=9, lines=list(_node_table([*nodes.members, *(nodes.spares or ())], width)))
             return
         most = 1 if height < LOW else 3
-        if lines := _attention(nodes.bad, width, most):
+        if lines := _attention(nodes, width, most):
             yield Section(priority=5, lines=lines)
 
     def _members(self, width: int, *, named: bool) -> Text:
@@ -247,20 +243,16 @@ class Frame:
     def _saved(self, width: int, most: int) -> Iterator[Section]:
         """Yield the newest in-memory snapshot, the newest checkpoint, and what a failure would cost now."""
         view, row = self._view, self._view.snapshots
-        if row is not None and row.step is not None and view.generation is not None and row.generation == view.generation.number:
-            text = memory.newest(row, view.memory_fault, view.job.spec, view.at)
+        is_new = row is not None and view.generation is not None and row.generation == view.generation.number
+        if view.step is not None and (text := view.newest_snapshot) and (is_new or view.no_snapshots):
             yield Section(priority=9, lines=_row("snapshot", text, width, most=most))
-        elif view.no_snapshots and view.step is not None:
-            yield Section(priority=9, lines=_row("snapshot", view.no_snapshots, width, most=most))
         if saved := view.checkpoint:
             text = f"step {count(saved.step)}, {duration(max(0.0, view.at - saved.at))} ago"
             yield Section(priority=7, lines=_row("checkpoint", text, width, most=1))
         elif view.step is not None:
             yield Section(priority=7, lines=_row("checkpoint", "none yet", width, most=1))
-        process, node = view.at_risk, view.at_risk_with_node
-        if view.incident is None and process is not None and node is not None:
-            both = "" if node.steps == process.steps else f"; if a node is lost {node.text}"
-            yield Section(priority=6, lines=_row("at risk", f"at most {process.text}{both}", width, most=2))
+        if view.risk:
+            yield Section(priority=6, lines=_row("at risk", view.risk, width, most=2))
 
     # -- below the panel --------------------------------------------------------------------------------------------------
 
@@ -288,14 +280,14 @@ def _recovery(recovery: Recovery, width: int, most: int) -> Iterator[Section]:
         text, style = incident_closed(one).removeprefix("incident "), "green"
     else:
         ago = f", {duration(recovery.seconds)} ago" if most > 1 else ""
-        text, style = f"{one.number}: {one.kind} on {one.target}{ago}", "bold yellow"
+        text, style = f"{one.number}: {one.kind} on {on_target(one.target)}{ago}", "bold yellow"
     yield Section(priority=2, lines=_row("incident", text, width, most=most, style=style))
     phases = [phase.text for phase in recovery.phases]
     lines = _flowing("recovery", phases, width, gap=SEPARATOR)
     running = recovery.phase
     if most == 1 and len(lines) > 1 and running is not None:
         place = [phase.name for phase in recovery.phases].index(running.name) + 1
-        lines = _row("recovery", f"{running.text} ({place}/{len(phases)})", width, most=1)
+        lines = _row("recovery", f"{place}/{len(phases)} {running.text}", width, most=1)
     if running is not None:
         for line in lines:
             line.highlight_words([running.text], style="bold yellow")
@@ -308,22 +300,16 @@ def _recovery(recovery: Recovery, width: int, most: int) -> Iterator[Section]:
 def _event(change: JobChange, width: int) -> list[Text]:
     """Return a change that has scrolled away, on one line."""
     text = visible(change.text).splitlines()[0]
-    lines = _first_lines(f"{clock(change.at)}  {text}", width, 1)
+    lines = first_lines(f"{clock(change.at)}  {text}", width, 1)
     return [Text(line, style="dim", no_wrap=True) for line in lines]
 
 
-def _attention(bad: Sequence[JobNode], width: int, most: int) -> list[Text]:
+def _attention(nodes: JobNodes, width: int, most: int) -> list[Text]:
     """Return the nodes that need attention on at most so many lines and one more; those with the same condition share a line."""
-    groups = dict[str, list[JobNode]]()
-    for one in bad:
-        groups.setdefault(one.state, []).append(one)
-    shown, each = list(groups.items())[:most], 2 if len(groups) < most else 1
-    lines = []
-    for state, nodes in shown:
-        held = sorted(rank for one in nodes for rank in one.ranks)
-        where = f" (ranks {ranks(held)})" if len(held) > 1 else f" (rank {ranks(held)})" if held else " (spare)"
-        lines += _row("", f"! {listing((one.name for one in nodes), 3)}{where} {state}", width, most=each, style="red")
-    if hidden := len(bad) - sum(len(nodes) for _, nodes in shown):
+    found, lines = nodes.attention, list[Text]()
+    for _, text in found[:most]:
+        lines += _row("", f"! {text}", width, most=2 if len(found) < most else 1, style="red")
+    if hidden := sum(number for number, _ in found[most:]):
         lines += _row("", f"! and {count(hidden)} more", width, most=1, style="red")
     return lines
 
@@ -335,7 +321,7 @@ def _node_table(nodes: Sequence[JobNode], width: int) -> Iterator[Text]:
     role = max((cell_len(one.role) for one in shown), default=0)
     for one in shown:
         before = f"{' ' * LABEL}{visible(one.name).ljust(name)}  {one.role.ljust(role)}  "
-        state = _first_lines(" ".join(visible(one.state or "no check yet").split()), max(1, width - cell_len(before)), 1)[0]
+        state = first_lines(" ".join(visible(one.state or "no check yet").split()), max(1, width - cell_len(before)), 1)[0]
         yield Text(before + state, style="red" if one.is_bad else "", no_wrap=True, overflow="ellipsis")
     hidden = [one for one in nodes if one not in shown]
     if hidden:
@@ -351,29 +337,18 @@ def footer(notice: str, hint: str, width: int) -> list[str]:
     parts = visible(hint).split(SEPARATOR)
     while len(parts) > 1 and cell_len(SEPARATOR.join(parts)) > width:
         parts.pop()
-    return _first_lines(SEPARATOR.join(parts), width, 1)
-
-
-def _first_lines(text: str, width: int, most: int, *, indent: int = 0) -> list[str]:
-    """Return the first lines of *text*, cut between two words where there are more than *most*; a number stays with its unit."""
-    lines = [line.replace(GLUE, " ") for line in wrapped(UNIT.sub(GLUE, text), width, indent=indent)]
-    if len(lines) <= most:
-        return lines
-    last = lines[most - 1]
-    while " " in last and cell_len(last) > width - 2:
-        last = last.rpartition(" ")[0]
-    return [*lines[: most - 1], f"{last.rstrip()} …" if cell_len(last) <= width - 2 else f"{last[: max(0, width - 1)]}…"]
+    return first_lines(SEPARATOR.join(parts), width, 1)
 
 
 def _row(label: str, text: str, width: int, *, most: int, style: str = "") -> list[Text]:
     """Return *text* with its label, on at most so many lines; on a narrow terminal the label has no column of its own."""
     shown = " ".join(visible(text).split())
     if width >= LABELLED:
-        parts = _first_lines(shown, width - LABEL, most)
+        parts = first_lines(shown, width - LABEL, most)
         heads = [label.ljust(LABEL), *(" " * LABEL for _ in parts[1:])]
     else:
         head = f"{label} " if label else ""
-        parts = _first_lines(head + shown, width, most, indent=2)
+        parts = first_lines(head + shown, width, most, indent=2)
         heads = [head, *("" for _ in parts[1:])]
         parts[0] = parts[0].removeprefix(head)
     return [
@@ -427,9 +402,9 @@ def _cells(one: Incident, view: JobView) -> dict[str, str]:
     down = one.downtime_s if one.closed_at is not None else max(0.0, view.at - one.fault_at)
     return {
         "#": str(one.number),
-        "after": duration(max(0.0, one.fault_at - view.job.at)),
+        "after": since(one.fault_at, view.job.at),
         "fault": visible(one.kind),
-        "on": visible(one.target),
+        "on": visible(on_target(one.target)),
         "action": visible(one.action or NOTHING),
         "down": duration(down),
         "lost": NOTHING if one.steps_lost is None else str(one.steps_lost),

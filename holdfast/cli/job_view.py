@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from sqlmodel import col, select
 
-from holdfast.cli.node_view import JobNodes, nodes_of
+from holdfast.cli.node_view import JobNodes, NodeRecords, cluster_name, nodes_of
 from holdfast.cli.recovery_view import Recovery
 from holdfast.errors import NoJob, UnknownJob
 from holdfast.history import queries
-from holdfast.history.lease import flow_run_url, holder_of
+from holdfast.history.lease import leases_of
 from holdfast.history.models import (
     Checkpoint,
     DecisionRecord,
@@ -28,7 +28,7 @@ from holdfast.history.models import (
 )
 from holdfast.history.store import History
 from holdfast.report import memory
-from holdfast.report.wording import NOTHING, count, duration, listing, plural, ranks
+from holdfast.report.wording import NOTHING, count, duration, listing, per_second, plural, ranks
 
 MIN_ID: Final = 6
 """Characters of an id from which it is distinguished from a mistyped name."""
@@ -39,6 +39,7 @@ WARNINGS: Final = (
 """FaultRecord kinds that training continues through and that concern the training itself."""
 FIRST_STEPS: Final = 5.0
 """Seconds within which the steps of a job that has just begun to run reach the history."""
+SIZE_UNITS: Final[tuple[Literal["tokens"], Literal["samples"]]] = ("tokens", "samples")
 WINDOW: Final = 20
 """Steps over which the rate is taken."""
 
@@ -84,9 +85,7 @@ class JobView:
     transitions: Sequence[JobTransition] = ()
     """All transitions, oldest first."""
     decision: DecisionRecord | None = None
-    """The newest decision about the newest incident."""
-    faults: Sequence[FaultRecord] = ()
-    """Faults of the newest incident."""
+    """The newest decision."""
     nodes: JobNodes = field(default_factory=JobNodes)
     holder: Lease | None = None
     flow_run_url: str = ""
@@ -122,11 +121,23 @@ class JobView:
         """Return steps per second, over the newest steps of the present generation."""
         if not self.steps:
             return None
-        last = self.steps[-1]
-        same = [step for step in self.steps if step.generation == last.generation][-WINDOW:]
+        last, same = self.steps[-1], self._window
         if len(same) > 1 and last.at > same[0].at:
             return (last.step - same[0].step) / (last.at - same[0].at)
         return 1 / last.seconds if last.seconds > 0 else None
+
+    @property
+    def _window(self) -> list[StepRecord]:
+        """Return the newest steps of the present generation."""
+        return [step for step in self.steps if step.generation == self.steps[-1].generation][-WINDOW:]
+
+    def size_rate(self, unit: Literal["samples", "tokens"]) -> float | None:
+        """Return samples or tokens per second, over the newest steps of the present generation; None where the script reports none."""
+        same = self._window
+        sizes = [size for step in same[1:] if (size := getattr(step, unit)) is not None]
+        if not sizes or len(sizes) < len(same) - 1 or same[-1].at <= same[0].at:
+            return None
+        return float(sum(sizes)) / (same[-1].at - same[0].at)
 
     @property
     def eta(self) -> float | None:
@@ -147,7 +158,7 @@ class JobView:
             return None
         newest = self.incident or self.incidents[-1]
         mine = self.decision if self.decision is not None and self.decision.incident_id == newest.id else None
-        found = Recovery(incident=newest, at=self.at, transitions=self.transitions, decision=mine, faults=self.faults)
+        found = Recovery(incident=newest, at=self.at, transitions=self.transitions, decision=mine)
         return found if found.is_shown and not self.ended else None
 
     @property
@@ -188,6 +199,13 @@ class JobView:
         return row.age_steps if is_new else max(0, self.step.step - row.step)
 
     @property
+    def complete_before(self) -> int | None:
+        """Return the step at which the job was complete when it started: it resumed there and ended; None for any other job."""
+        if self.state != "COMPLETED" or self.step is not None or self.generation is None:
+            return None
+        return self.generation.resumed_step or None
+
+    @property
     def no_steps(self) -> str:
         """Return why a running job shows no step; empty where it does, or will in a moment."""
         if self.step is not None or self.move is None or self.state != "RUNNING" or self.at - self.move.at < FIRST_STEPS:
@@ -221,11 +239,34 @@ class JobView:
         return NOTHING if loss is None else f"{loss:.4f}" if abs(loss) < 1e5 else f"{loss:.3e}"  # noqa: PLR2004 (beyond it digits do not help)
 
     @property
+    def newest_snapshot(self) -> str:
+        """Return the newest in-memory snapshot as text, or why there is none; empty where that is unknown."""
+        row = self.snapshots
+        if row is None or row.step is None:
+            return self.no_snapshots
+        return memory.last(row) if self.ended else memory.newest(row, self.memory_fault, self.job.spec, self.at)
+
+    @property
+    def risk(self) -> str:
+        """Return as text what a failure would cost now; empty during a recovery, and where it is unknown."""
+        process, node = self.at_risk, self.at_risk_with_node
+        if self.ended or self.incident is not None or process is None or node is None:
+            return ""
+        both = "" if node.steps == process.steps else f"; if a node is lost {node.text}"
+        return f"at most {process.text}{both}"
+
+    @property
     def speed(self) -> str:
         """Return the rate as text, in the unit that gives a number above one."""
         if self.rate is None or self.rate <= 0:
             return NOTHING
         return f"{self.rate:.2f} steps/s" if self.rate >= 1 else f"{duration(1 / self.rate)} a step"
+
+    @property
+    def throughput(self) -> str:
+        """Return the tokens and samples per second as text; empty where the script reports neither."""
+        rates = {unit: self.size_rate(unit) for unit in SIZE_UNITS}
+        return ", ".join(f"{per_second(rate)} {unit}/s" for unit, rate in rates.items() if rate is not None)
 
     def as_record(self) -> dict[str, Any]:
         """Return the view for programs; times in seconds since 1970."""
@@ -248,8 +289,11 @@ class JobView:
             **self.nodes.as_record(),
             "step": step.step if step else None,
             "until": self.until,
+            "complete_before": self.complete_before,
             "loss": step.loss if step else None,
             "rate": self.rate,
+            "samples_per_s": self.size_rate("samples"),
+            "tokens_per_s": self.size_rate("tokens"),
             "eta_s": self.eta,
             "checkpoint": {"step": checkpoint.step, "path": checkpoint.path, "at": checkpoint.at} if checkpoint else None,
             "snapshots": memory_record,
@@ -257,7 +301,7 @@ class JobView:
             "at_risk": self.at_risk.as_record() if self.at_risk else None,
             "at_risk_with_node": self.at_risk_with_node.as_record() if self.at_risk_with_node else None,
             "warnings": [
-                {"kind": one.kind, "at": one.at, "target": one.target, "step": one.step, "evidence": one.evidence["quote"]}
+                {"kind": one.kind, "at": one.at, "target": one.target, "step": one.step, "evidence": one.evidence.get("quote", "")}
                 for one in self.warnings
             ],
             "incidents": len(self.incidents),
@@ -271,40 +315,65 @@ class JobView:
 
 def view_job(history: History, job: Job) -> JobView:
     """Read what the history knows of *job* now."""
-    last = queries.last_step(history, job.id)
-    generation = queries.newest_generation(history, job.id)
-    incidents = queries.incidents(history, job.id)
+    (found,) = view_jobs(history, [job])
+    return found
+
+
+def view_jobs(history: History, jobs: Sequence[Job]) -> list[JobView]:
+    """Read what the history knows of *jobs* now, with the same number of queries however many there are."""
+    ids = [job.id for job in jobs]
+    generations = queries.by_job(history, Generation, ids, order=col(Generation.number))
+    newest = {job: found[-1] for job, found in generations.items() if found}
+    last = queries.last_steps(history, ids)
+    steps = queries.steps_after(history, {job: step.at - max(WINDOW * step.seconds, 0.5) for job, step in last.items()})
+    checkpoints, transitions = queries.by_job(history, Checkpoint, ids), queries.by_job(history, JobTransition, ids)
+    snapshots = queries.by_job(history, Snapshots, ids, order=col(Snapshots.generation))
+    incidents = queries.by_job(history, Incident, ids, order=col(Incident.number))
+    faults = queries.by_job(history, FaultRecord, ids, col(FaultRecord.kind).in_({*WARNINGS, *memory.FAULTS}))
+    decisions = queries.by_job(history, DecisionRecord, ids, col(DecisionRecord.incident_id).in_(_newest_ids(incidents)))
+    in_work = queries.by_job(history, FaultRecord, ids, col(FaultRecord.incident_id).in_(_open_ids(incidents)))
+    leases = leases_of(history, ids)
     now = time.time()
-    return JobView(
-        job=job,
-        at=now,
-        move=queries.state_of(history, job.id),
-        generation=generation,
-        until=last_step_of(queries.generations(history, job.id)),
-        steps=queries.steps(history, job.id, after=last.at - max(WINDOW * last.seconds, 0.5)) if last else [],
-        checkpoint=newest_complete(queries.checkpoints(history, job.id)),
-        snapshots=queries.newest_snapshots(history, job.id),
-        memory_fault=queries.newest_fault(history, job.id, memory.FAULTS),
-        warnings=queries.faults_within(history, job.id, generation.number, WARNINGS) if generation else (),
-        incidents=incidents,
-        transitions=queries.transitions(history, job.id),
-        **newest_incident(history, job, generation, incidents, now),
-        holder=holder_of(history, job.id),
-        flow_run_url=flow_run_url(history, job.id),
-    )
+    records = {name: NodeRecords.of(history, name) for name in {cluster_name(job) for job in jobs}}
+    found = list[JobView]()
+    for job in jobs:
+        generation = newest.get(job.id)
+        holder, page = leases.get(job.id, (None, ""))
+        found.append(
+            JobView(
+                job=job,
+                at=now,
+                move=transitions[job.id][-1] if transitions[job.id] else None,
+                generation=generation,
+                until=last_step_of(generations[job.id]),
+                steps=steps.get(job.id, []),
+                checkpoint=newest_complete(checkpoints[job.id]),
+                snapshots=snapshots[job.id][-1] if snapshots[job.id] else None,
+                memory_fault=next((one for one in reversed(faults[job.id]) if one.kind in memory.FAULTS), None),
+                warnings=warnings_of(generation, faults[job.id]),
+                incidents=incidents[job.id],
+                transitions=transitions[job.id],
+                decision=decisions[job.id][-1] if decisions[job.id] else None,
+                nodes=nodes_of(records[cluster_name(job)], job, generation, in_work[job.id], now),
+                holder=holder,
+                flow_run_url=page,
+            )
+        )
+    return found
 
 
-def newest_incident(history: History, job: Job, generation: Generation | None, incidents: Sequence[Incident], now: float) -> dict[str, Any]:
-    """Read the fields of `JobView` that concern the newest incident, and the nodes as it left them."""
-    newest = incidents[-1] if incidents else None
-    faults = queries.faults(history, incident_id=newest.id) if newest else []
-    decisions = queries.decisions(history, incident_id=newest.id) if newest else []
-    in_work = faults if newest is not None and newest.closed_at is None else []
-    return {
-        "decision": decisions[-1] if decisions else None,
-        "faults": faults,
-        "nodes": nodes_of(history, job, generation, in_work, now),
-    }
+def _newest_ids(incidents: Mapping[str, Sequence[Incident]]) -> list[str]:
+    return [found[-1].id for found in incidents.values() if found]
+
+
+def _open_ids(incidents: Mapping[str, Sequence[Incident]]) -> list[str]:
+    """Return the newest incidents of jobs, as far as they are open."""
+    return [found[-1].id for found in incidents.values() if found and found[-1].closed_at is None]
+
+
+def warnings_of(generation: Generation | None, faults: Sequence[FaultRecord]) -> list[FaultRecord]:
+    """Return those of *faults* that *generation* trains through."""
+    return [one for one in faults if generation is not None and one.generation == generation.number and one.kind in WARNINGS]
 
 
 def last_step_of(generations: Sequence[Generation]) -> int | None:

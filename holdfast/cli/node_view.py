@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from holdfast.history import queries
 from holdfast.history.health_samples import health_by_node
-from holdfast.history.models import FaultRecord, Generation, Job
+from holdfast.history.models import FaultRecord, Generation, Job, NodeStatusChange
 from holdfast.history.store import History
-from holdfast.report.wording import plural, ranks
-from policies.node_health import NodeHealthState
+from holdfast.report.wording import listing, named_ranks, plural
+from policies.node_health import HealthAssessment, NodeHealthState
 
 SUSPECT: Final = frozenset({"suspect", "lost", "excluded"})
 """States of a node, as the job's controller records them, that are conditions to show."""
+MAX_NAMES: Final = 4
+"""Spare nodes that are named at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +37,7 @@ class JobNode:
     @property
     def role(self) -> str:
         """Return what it does in the job, as text."""
-        held = f"ranks {ranks(self.ranks)}" if len(self.ranks) > 1 else f"rank {ranks(self.ranks)}" if self.ranks else "spare"
-        return held + (f", {plural(self.hot_spares, 'hot spare')}" if self.hot_spares else "")
+        return (named_ranks(self.ranks) or "spare") + (f", {plural(self.hot_spares, 'hot spare')}" if self.hot_spares else "")
 
     @property
     def state(self) -> str:
@@ -61,6 +62,18 @@ class JobNodes:
         return [one for one in (*self.members, *(self.spares or ())) if one.is_bad]
 
     @property
+    def attention(self) -> list[tuple[int, str]]:
+        """Return the nodes that need attention as text, those with the same condition together, each time with their number."""
+        groups = dict[str, list[JobNode]]()
+        for one in self.bad:
+            groups.setdefault(one.state, []).append(one)
+        found = list[tuple[int, str]]()
+        for state, nodes in groups.items():
+            held = named_ranks(rank for one in nodes for rank in one.ranks) or "spare"
+            found.append((len(nodes), f"{listing((one.name for one in nodes), 3)} ({held}) {state}"))
+        return found
+
+    @property
     def hot_spares(self) -> int:
         """Return how many hot spares are ready."""
         return sum(one.hot_spares for one in (*self.members, *(self.spares or ())))
@@ -71,8 +84,8 @@ class JobNodes:
         if self.spares is None:
             return ""
         where = [f"{one.name} ({one.hot_spares})" for one in (*self.members, *self.spares) if one.hot_spares]
-        named = f" ({_names(one.name for one in self.spares)})" if self.spares else ""
-        hot = f"{plural(self.hot_spares, 'hot spare')} ready: {_names(where)}" if where else "no hot spare ready"
+        named = f" ({listing((one.name for one in self.spares), MAX_NAMES)})" if self.spares else ""
+        hot = f"{plural(self.hot_spares, 'hot spare')} ready: {listing(where, MAX_NAMES)}" if where else "no hot spare ready"
         return f"{plural(len(self.spares), 'spare node') if self.spares else 'no spare node'}{named}, {hot}"
 
     def as_record(self) -> dict[str, Any]:
@@ -87,19 +100,36 @@ class JobNodes:
         }
 
 
-def _names(names: Iterable[str], most: int = 4) -> str:
-    found = list(names)
-    return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecords:
+    """What the history has of the nodes of one cluster."""
+
+    statuses: Mapping[str, NodeStatusChange]
+    """By node, as jobs recorded it last."""
+    health: Mapping[str, HealthAssessment]
+    """By node, as it was checked last."""
+
+    @classmethod
+    def of(cls, history: History, cluster: str) -> Self:
+        """Read it."""
+        return cls(statuses=queries.node_statuses(history, cluster), health=health_by_node(history, cluster))
 
 
-def nodes_of(history: History, job: Job, generation: Generation | None, faults: Sequence[FaultRecord], now: float) -> JobNodes:
-    """Read the condition of the nodes of *generation*; *faults* are those of the incident that is open."""
+def cluster_name(job: Job) -> str:
+    """Return the name of the cluster of *job*."""
+    return str(job.cluster.get("name"))
+
+
+def nodes_of(records: NodeRecords, job: Job, generation: Generation | None, faults: Sequence[FaultRecord], now: float) -> JobNodes:
+    """Return the condition of the nodes of *generation*; *faults* are those of the incident that is open."""
     if generation is None:
         return JobNodes()
     facts = generation.facts or {}
-    recorded = _recorded(history, job)
+    recorded = _recorded(records, job)
     suspect = {node: one for node, one in recorded.items() if one[2]}
-    conditions = {**recorded, **_probed(history, job, now), **suspect, **_faulty(faults)}
+    probed = _probed(records, now)
+    faulty = {node: (condition, _with_health(why, probed.get(node)), bad) for node, (condition, why, bad) in _faulty(faults).items()}
+    conditions = {**recorded, **probed, **suspect, **faulty}
     hot = {str(node): int(number) for node, number in (facts.get("hot_spares") or {}).items()}
 
     def one(node: str, held: Sequence[int] = ()) -> JobNode:
@@ -117,20 +147,24 @@ def nodes_of(history: History, job: Job, generation: Generation | None, faults: 
     )
 
 
-def _probed(history: History, job: Job, now: float) -> dict[str, tuple[str, str, bool]]:
+def _with_health(why: str, probed: tuple[str, str, bool] | None) -> str:
+    """Return *why* a node is in its condition, and what the last probe found where that is bad, too."""
+    return f"{why}; {probed[0]}: {probed[1]}" if probed is not None and probed[2] else why
+
+
+def _probed(records: NodeRecords, now: float) -> dict[str, tuple[str, str, bool]]:
     """Return condition, reason and whether it is bad, by node, as the last probe found it."""
     found = dict[str, tuple[str, str, bool]]()
-    for node, health in health_by_node(history, str(job.cluster.get("name"))).items():
+    for node, health in records.health.items():
         if health.is_fresh(now):
             why = "" if health.status == NodeHealthState.HEALTHY else "; ".join(health.evidence[:2])
             found[node] = (str(health.status), why, health.is_bad)
     return found
 
 
-def _recorded(history: History, job: Job) -> dict[str, tuple[str, str, bool]]:
+def _recorded(records: NodeRecords, job: Job) -> dict[str, tuple[str, str, bool]]:
     """Return the same as the job's controller recorded it."""
-    rows = queries.node_statuses(history, str(job.cluster.get("name")))
-    return {node: (row.status, row.reason, row.status in SUSPECT) for node, row in rows.items() if row.job_id == job.id}
+    return {node: (row.status, row.reason, row.status in SUSPECT) for node, row in records.statuses.items() if row.job_id == job.id}
 
 
 def _faulty(faults: Sequence[FaultRecord]) -> dict[str, tuple[str, str, bool]]:
@@ -142,6 +176,6 @@ def _faulty(faults: Sequence[FaultRecord]) -> dict[str, tuple[str, str, bool]]:
     found = dict[str, tuple[str, str, bool]]()
     for node, here in of_node.items():
         held = {one.rank for one in here if one.rank is not None}
-        where = f" on rank {ranks(held)}" if len(held) == 1 else f" on ranks {ranks(held)}" if held else ""
+        where = f" on {named_ranks(held)}" if held else ""
         found[node] = ("fault", ", ".join(dict.fromkeys(one.kind for one in here)) + where, True)
     return found

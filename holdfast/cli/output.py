@@ -41,6 +41,9 @@ COLOURS: Final[Mapping[str, str]] = {
     "unreachable": "red",
 }
 """Colour of a state or status; any other state in capitals is one of a recovery."""
+GLUE: Final = "\N{NO-BREAK SPACE}"
+UNIT: Final = re.compile(r"(?<=\d) (?=(?:ms|s|min|h|d|[kMGT]?B|steps?|ranks?|nodes?)\b)")
+"""Between a number and its unit."""
 MIN_COLUMN: Final = 24
 """Columns that a wrapped cell has at least, however narrow the terminal."""
 WIDTH: Final = 80
@@ -99,6 +102,16 @@ def hint(text: str) -> None:
 def echo_json(value: object, *, indent: int | None = 2) -> None:
     """Write *value* as JSON that any program reads: what JSON cannot hold (NaN) becomes null."""
     click.echo(json.dumps(finite(value), indent=indent, ensure_ascii=True, default=str))
+
+
+def confirmed(question: str, *, as_json: bool, before: str = "") -> bool | None:
+    """Return the answer to a *question*, with *before* above it; the default is no. Return None where there is no terminal to ask on."""
+    if as_json or not sys.stdin.isatty():
+        return None
+    if before:
+        echo()
+        echo(before)
+    return click.confirm(question, default=False)
 
 
 def finite(value: Any) -> Any:  # noqa: ANN401 (any JSON)
@@ -206,6 +219,19 @@ def wrapped(text: str, width: int, *, indent: int = 0) -> list[str]:
             line = " " * indent
         line += rest
     return [*lines, line.rstrip()]
+
+
+def first_lines(text: str, width: int, most: int, *, indent: int = 0) -> list[str]:
+    """Return the first lines of *text*, cut between two words where there are more than *most*; a number stays with its unit."""
+    from rich.cells import cell_len  # noqa: PLC0415 (as above)
+
+    lines = [line.replace(GLUE, " ") for line in wrapped(UNIT.sub(GLUE, text), width, indent=indent)]
+    if len(lines) <= most:
+        return lines
+    last = lines[most - 1]
+    while " " in last and cell_len(last) > width - 2:
+        last = last.rpartition(" ")[0]
+    return [*lines[: most - 1], f"{last.rstrip()} …" if cell_len(last) <= width - 2 else f"{last[: max(0, width - 1)]}…"]
 
 
 def _parts(word: str, room: int) -> list[str]:

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from holdfast.history.models import DecisionRecord, FaultRecord, Incident, JobTransition
+from holdfast.history.models import DecisionRecord, Incident, JobTransition
+from holdfast.report.phases import PHASE_OF_STATE, label_of
 from holdfast.report.wording import duration
-from policies.states import State
 
-PHASES: Final[Mapping[str, str]] = {
-    State.DIAGNOSING: "detect",
-    State.DECIDING: "decide",
-    State.ISOLATING: "isolate",
-    State.RESCHEDULING: "reschedule",
-    State.RESUMING: "resume",
-    State.WAITING: "wait",
-}
-"""State of the job to the phase of the recovery that runs in it."""
-ALWAYS: Final = ("detect", "decide", "isolate", "reschedule", "resume")
+ALWAYS: Final = ("detect", "diagnose", "isolate", "reschedule", "resume")
 """Phases that every recovery has, in their order."""
 SHOWN_AFTER: Final = 10.0
 """Seconds for which a recovery that is over is still shown: most take less than a second."""
@@ -40,7 +31,7 @@ class RecoveryPhase:
     def text(self) -> str:
         """Return name and time; the phase that runs is marked."""
         took = "" if self.seconds is None else f" {duration(self.seconds)}"
-        return f"▶ {self.name}{took}" if self.running else f"{self.name}{took}"
+        return f"▶ {label_of(self.name)}{took}" if self.running else f"{label_of(self.name)}{took}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +44,6 @@ class Recovery:
     """Transitions of the job, oldest first."""
     decision: DecisionRecord | None = None
     """The newest one."""
-    faults: Sequence[FaultRecord] = ()
 
     @property
     def is_over(self) -> bool:
@@ -79,10 +69,10 @@ class Recovery:
         times, names = dict[str, float](), [*ALWAYS]
         name, since = "detect", self.incident.fault_at
         for row in self.transitions:
-            if not self.incident.detected_at - CLOCKS_DIFFER <= row.at <= end or row.after not in PHASES:
+            if not self.incident.detected_at - CLOCKS_DIFFER <= row.at <= end or row.after not in PHASE_OF_STATE:
                 continue
             times[name] = times.get(name, 0.0) + max(0.0, row.at - since)
-            name, since = PHASES[row.after], max(since, row.at)
+            name, since = PHASE_OF_STATE[row.after], max(since, row.at)
         times[name] = times.get(name, 0.0) + max(0.0, end - since)
         if "wait" in times:
             names.insert(names.index("resume"), "wait")
@@ -120,5 +110,5 @@ class Recovery:
 
 
 def phase_times(phases: Sequence[RecoveryPhase]) -> str:
-    """Return the phases that took place as text: ``detect 1.02 s, decide 3.0 ms``."""
+    """Return the phases that took place as text: ``detect 1.02 s, diagnose 3.0 ms``."""
     return ", ".join(one.text for one in phases if one.seconds is not None)

@@ -22,18 +22,21 @@ from rich.text import Text
 from holdfast.cli.changes import JobChange, progress_change, recovery_change
 from holdfast.cli.frame import Frame, footer, max_events
 from holdfast.cli.job_view import JobView
-from holdfast.cli.output import clock, finite, hanging, on_terminal, wrapped
+from holdfast.cli.output import clock, finite, first_lines, hanging, on_terminal, wrapped
 from holdfast.cli.rank_output import Line
 from holdfast.report.wording import visible
 
 PROGRESS_INTERVAL: Final = 10.0
 """Seconds between two lines about progress."""
+SPINNER: Final = "⠋⠙⠸⠴⠦⠇"
+SPINNER_SECONDS: Final = 0.2
+"""Seconds between two of its pictures, as many as between two polls."""
 WAIT_NOTE_AFTER: Final = 3.0
 """Seconds without a line after which one says what is waited for."""
 INDENT: Final = 12
 """Indent of the further lines of a text."""
 NOTE_LINES: Final = 2
-"""Lines that a note may take on a terminal; `holdfast ps -a` shows all of it."""
+"""Lines that a note may take on a terminal; `holdfast status --events` shows all of it."""
 STYLES: Final[Mapping[str, str]] = {
     "reattach": "cyan",
     "end": "bold",
@@ -62,8 +65,8 @@ class Screen(Protocol):
         """Show what ranks have written."""
         ...
 
-    def wait(self, text: str) -> None:
-        """Show what is waited for, while there is no job to show yet."""
+    def wait(self, what: str, seconds: float) -> None:
+        """Show what is waited for, and for how long already, while there is no job to show yet."""
         ...
 
     def close(self) -> None:
@@ -86,7 +89,8 @@ class PlainLines:
 
     def __init__(self) -> None:
         self._progress_due, self._last_step = 0.0, (-1, -1)
-        self._waiting_since, self._recovery_due = 0.0, 0.0
+        self._waiting, self._recovery_due = dict[str, float](), 0.0
+        """Since when each thing is waited for, in seconds of waiting; and when the next line about a recovery is due."""
         self._shown_once: set[str] = set()
 
     def show_change(self, change: JobChange) -> None:
@@ -99,11 +103,12 @@ class PlainLines:
         for line in lines:
             click.echo(prefixed(line))
 
-    def wait(self, text: str) -> None:
-        """Write once what is waited for, when that takes longer."""
-        self._waiting_since = self._waiting_since or time.monotonic()
-        if time.monotonic() - self._waiting_since > WAIT_NOTE_AFTER:
-            self._once("waits", f"{text} so far")
+    def wait(self, what: str, seconds: float) -> None:
+        """Write once of each thing that is waited for, when it takes longer."""
+        if what not in self._waiting:
+            self._waiting[what] = seconds
+        if seconds - self._waiting[what] > WAIT_NOTE_AFTER:
+            self._once("waits", f"waiting for {what}", key=what)
 
     def show(self, changes: Sequence[JobChange], view: JobView) -> None:
         """Write what is new."""
@@ -128,9 +133,9 @@ class PlainLines:
             self._recovery_due = time.monotonic() + PROGRESS_INTERVAL
             self.show_change(recovery_change(view, recovery))
 
-    def _once(self, event: str, text: str) -> None:
-        if event not in self._shown_once:
-            self._shown_once.add(event)
+    def _once(self, event: str, text: str, *, key: str = "") -> None:
+        if event + key not in self._shown_once:
+            self._shown_once.add(event + key)
             self.show_change(JobChange(event=event, at=time.time(), text=text, record={"text": text}))
 
     def close(self) -> None:
@@ -189,12 +194,11 @@ class Picture:
     def _print(self, change: JobChange) -> None:
         """Print a change, wrapped to the terminal; a note takes at most two lines."""
         width = self._console.size.width
-        lines = [part for line in lines_of(change) for part in wrapped(line, width, indent=hanging(line) or INDENT)]
-        if change.event == "note" and len(lines) > NOTE_LINES:
-            last = lines[NOTE_LINES - 1]
-            while cell_len(last) > width - 2:
-                last = last.rpartition(" ")[0]
-            lines = [*lines[: NOTE_LINES - 1], f"{last} …"]
+        if change.event == "note":
+            text = " ".join(line.strip() for line in lines_of(change))
+            lines = first_lines(text, width, NOTE_LINES, indent=hanging(text))
+        else:
+            lines = [part for line in lines_of(change) for part in wrapped(line, width, indent=hanging(line) or INDENT)]
         self._printed += len(lines)
         self._console.print(Text("\n".join(lines), style=STYLES.get(change.event, "")), soft_wrap=True)
 
@@ -221,10 +225,11 @@ class Picture:
             self._printed += sum(max(1, -(-cell_len(line) // width)) for line in text)
             self._console.print(Text("\n".join(text)), soft_wrap=True)
 
-    def wait(self, text: str) -> None:
-        """Draw what is waited for."""
+    def wait(self, what: str, seconds: float) -> None:
+        """Draw what is waited for, with the time that it takes and a sign that turns."""
         self._redraw_if_resized()
         width = self._console.size.width
+        text = f"{SPINNER[int(seconds / SPINNER_SECONDS) % len(SPINNER)]} {seconds:.0f} s: waiting for {what}"
         self._draw(Text("\n".join([*wrapped(text, width), *footer(self._notice, self._hint, width)]), style="dim", no_wrap=True))
 
     def _draw(self, frame: RenderableType) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from holdfast.cli.arguments import operator
 from holdfast.cli.changes import JobChange, JobFollower, end_change
-from holdfast.cli.flow_process import FlowProcess
+from holdfast.cli.flow_process import FlowProcess, waits_for
 from holdfast.cli.job_view import JobView, find_job, live_jobs
 from holdfast.cli.output import echo
 from holdfast.cli.rank_output import RankOutput
@@ -22,7 +22,6 @@ from holdfast.exit_codes import CONTROLLER_DIED, DETACHED, INTERRUPTED, OPERATOR
 from holdfast.history import holder_of, queries
 from holdfast.history.models import Job, Request
 from holdfast.history.store import History
-from holdfast.prefect.server import is_configured
 
 POLL_INTERVAL: Final = 0.2
 """Seconds between two polls of the flow's process and of signals."""
@@ -139,11 +138,8 @@ class JobWatcher:
         return view.holder is None and time.time() - view.move.at > CLOSING
 
     def _poll(self) -> None:
-        if self.job is None and self.flow is not None:
-            self.job = self.flow.submission(self.history)
+        self.job = self.job or self._submission()
         if self.job is None:
-            own = "" if is_configured() else " and a Prefect server of its own (PREFECT_API_URL is not set)"
-            self.screen.wait(f"starting the flow{own}, {time.monotonic() - self._started:.0f} s")
             return
         if self._follower is None:
             self._follower = JobFollower(self.history, self.job, from_now=self.from_now)
@@ -161,6 +157,13 @@ class JobWatcher:
             self.output.follow(self.job, view.members)
             self.screen.show_output(self.output.take())
         self.screen.show(changes, view)
+
+    def _submission(self) -> Job | None:
+        """Return the job that the flow has submitted; show what it waits for while there is none."""
+        job = self.flow.submission(self.history) if self.flow is not None else None
+        if job is None and self.flow is not None:
+            self.screen.wait(waits_for("\n".join(self.flow.last_lines())), time.monotonic() - self._started)
+        return job
 
     def _interrupted(self, number: int) -> None:
         """Handle Ctrl-C: the first requests a stop, the second stops at once, the third leaves."""

@@ -6,14 +6,17 @@ node a job gets (`holdfast.control`), and probes of a node's health (`holdfast.p
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.cluster.interface import Logs, NodeBackend, NodeView
+from holdfast.errors import UnknownNode
 
 if TYPE_CHECKING:
     from holdfast.spec import Cluster
 
-__all__ = ["Logs", "NodeBackend", "NodeView", "names_of", "open_cluster"]
+__all__ = ["Logs", "NodeBackend", "NodeView", "check_names", "names_of", "open_cluster"]
 
 
 def open_cluster(cluster: Cluster) -> NodeBackend:
@@ -30,6 +33,13 @@ def open_cluster(cluster: Cluster) -> NodeBackend:
     from holdfast.cluster.ssh.transport import SshTransport  # noqa: PLC0415
 
     return RemoteNodes(cluster, SshTransport(cluster))
+
+
+def check_names(nodes: Iterable[str], cluster: str, names: Sequence[str], also: Container[str] = ()) -> None:
+    """Raise `UnknownNode`, with similar names, for the first of *nodes* that is neither one of the *names* of a cluster nor in *also*."""
+    for node in nodes:
+        if node not in names and node not in also:
+            raise UnknownNode(node, cluster, tuple(difflib.get_close_matches(node, names, n=3) or names[:5]))
 
 
 def names_of(cluster: Cluster) -> list[str]:

@@ -37,6 +37,14 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Processors:
+    """How many GPUs and CPUs the processes of a node may use."""
+
+    gpus: int
+    cpus: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationRequest:
     """What a job needs from a cluster that allocates its nodes."""
 
@@ -168,6 +176,13 @@ class NodeBackend(Protocol):
 
         Raise ``TimeoutError`` when *node* is unreachable, another ``OSError`` when it is reachable and no agent listens, and
         `ProtocolMismatch` when its Holdfast speaks another protocol.
+        """
+        ...
+
+    def processors(self, node: str, visible: str | None) -> Processors:
+        """Return how many GPUs and CPUs the workers of *node* may use; *visible* is a ``CUDA_VISIBLE_DEVICES`` that the job sets itself.
+
+        Raise a `NodeError` or ``OSError``.
         """
         ...
 

@@ -18,7 +18,7 @@ from holdfast.agent import errors
 from holdfast.agent.node.directory import AgentDirectory, AgentNotStarted
 from holdfast.agent.node.epochs import FencingToken
 from holdfast.agent.workers import log_files
-from holdfast.cluster.interface import Confirm, Logs, NodeView
+from holdfast.cluster.interface import Confirm, Logs, NodeView, Processors
 from holdfast.errors import CommandRejected, NodeLost, NodeStateUnknown, Superseded
 from holdfast.memstore import store_folders
 from holdfast.paths import cluster_directory, job_directory
@@ -70,6 +70,11 @@ class LocalNodes:
     def domain(self, node: str) -> str:
         """Return the failure domain of *node*; by default the node itself."""
         return self.domains.get(node, node)
+
+    def processors(self, node: str, visible: str | None) -> Processors:
+        """Return the node's part of this machine's GPUs and CPUs."""
+        gpus = self._gpus(node) or () if visible is None else gpu_assignment.visible_gpus({gpu_assignment.VISIBLE: visible})
+        return Processors(gpus=len(gpus), cpus=max(1, len(os.sched_getaffinity(0)) // self.count))
 
     def node_settings(self, node: str, job: str) -> dict[str, Any]:  # noqa: ARG002 (all nodes are this machine)
         """Return nothing: all nodes are alike."""

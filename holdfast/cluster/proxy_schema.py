@@ -88,6 +88,7 @@ ANSWERS: Final[dict[str, type]] = {
         agent=_AGENT | None,
         clock=(Seconds | None, None),
     ),
+    "processors": _answer(gpus=Count, cpus=Count),
     "agent": _answer(agent=_AGENT | None),
     "fence": _answer(killed=list[Count]),
     "replay": _answer(events=list[dict[str, Any]]),

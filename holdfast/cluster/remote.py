@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from holdfast.cluster.interface import Confirm, Logs, NodeView
+from holdfast.cluster.interface import Confirm, Logs, NodeView, Processors
 from holdfast.cluster.proxy_client import Pipe, ProxyClient
 from holdfast.errors import NodeError, NodeLost, NodeStateUnknown, ProtocolMismatch
 from holdfast.protocol import Message
@@ -191,6 +191,11 @@ class RemoteNodes:
             raise TimeoutError(str(error)) from error
         except OSError as error:  # the proxy answered: no agent listens there
             raise ConnectionRefusedError(error.strerror or str(error)) from error
+
+    def processors(self, node: str, visible: str | None) -> Processors:
+        """Return how many GPUs and CPUs a process that is started on *node* may use."""
+        answer = self.command(node, "processors", visible=visible)
+        return Processors(gpus=answer["gpus"], cpus=answer["cpus"])
 
     def node_settings(self, node: str, job: str) -> dict[str, Any]:
         """Return what of a job's plan is this node's own: its interpreter, its log folder, and the interface for training traffic."""

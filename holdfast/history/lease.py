@@ -12,7 +12,7 @@ import platform
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -99,6 +99,14 @@ def holder_of(history: History, job_id: str) -> Lease | None:
     with history.session() as session:
         lease = session.get(Lease, job_id)
         return lease if lease is not None and _is_live(lease, _now(session)) else None
+
+
+def leases_of(history: History, job_ids: Collection[str]) -> dict[str, tuple[Lease | None, str]]:
+    """Return of each of these jobs that has a lease what `holder_of` and `flow_run_url` return."""
+    with history.session() as session:
+        now = _now(session)
+        found = session.exec(select(Lease).where(col(Lease.job_id).in_(job_ids)))
+        return {lease.job_id: (lease if _is_live(lease, now) else None, lease.flow_run_url) for lease in found}
 
 
 def flow_run_of(history: History, job_id: str) -> str:

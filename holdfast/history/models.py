@@ -372,6 +372,9 @@ class StepRecord(SQLModel, table=True):
     at: float
     seconds: float
     loss: float | None = Field(default=None, sa_type=Real)
+    samples: int | None = Field(default=None, sa_type=BigInteger)
+    """Samples that all ranks computed in this step, or since the one reported before; empty if the script does not report them."""
+    tokens: int | None = Field(default=None, sa_type=BigInteger)
 
 
 class Checkpoint(SQLModel, table=True):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, and_, func
+from sqlalchemy import ColumnElement, and_, func, or_
+from sqlalchemy.orm import aliased
 from sqlmodel import SQLModel, col, select
 
 from holdfast.errors import UnknownIncident, UnknownJob
@@ -31,6 +32,8 @@ from holdfast.history.store import History
 
 MOST_GENERATIONS: Final = 500
 """The newest generations in which `ranks_held` searches."""
+MOST_CONDITIONS: Final = 200
+"""Conditions that one query joins by `or`: SQLite parses no deeper expression than 1000."""
 TERMINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 """States that a job never leaves; in any other state, known or not, the job is live."""
 
@@ -66,6 +69,12 @@ def has_ended(history: History, job_id: str) -> bool:
 def state_of(history: History, job_id: str) -> JobTransition | None:
     """Return the newest transition of the job: its `after` is the state. None before the first."""
     return _newest(history, JobTransition, col(JobTransition.job_id) == job_id)
+
+
+def states_of(history: History, job_ids: Collection[str]) -> dict[str, JobTransition]:
+    """Return the newest transition of each of these jobs, as `state_of` does; jobs without any are missing."""
+    newest = select(func.max(col(JobTransition.id))).where(col(JobTransition.job_id).in_(job_ids)).group_by(col(JobTransition.job_id))
+    return {one.job_id: one for one in _rows(history, JobTransition, col(JobTransition.id).in_(newest))}
 
 
 def transitions(history: History, job_id: str) -> list[JobTransition]:
@@ -240,6 +249,52 @@ def last_step(history: History, job_id: str) -> StepRecord | None:
     )
     with history.session() as session:
         return session.exec(query).first()
+
+
+def last_steps(history: History, job_ids: Collection[str]) -> dict[str, StepRecord]:
+    """Return the last step of each of these jobs, as `last_step` does; jobs without any are missing."""
+    inner = aliased(StepRecord)
+    order = (col(inner.generation).desc(), col(inner.step).desc())
+    of_job = col(inner.job_id) == col(Job.id)
+    generation, step = (
+        select(column).where(of_job).order_by(*order).limit(1).correlate(Job).scalar_subquery()
+        for column in (col(inner.generation), col(inner.step))
+    )
+    query = (
+        select(StepRecord)
+        .join(Job, col(StepRecord.job_id) == col(Job.id))
+        .where(col(Job.id).in_(job_ids), col(StepRecord.generation) == generation, col(StepRecord.step) == step)
+    )
+    with history.session() as session:
+        return {one.job_id: one for one in session.exec(query)}
+
+
+def steps_after(history: History, after: Mapping[str, float]) -> dict[str, list[StepRecord]]:
+    """Return the steps of several jobs, each of those reported after its time in *after*, by generation and number."""
+    only = [and_(col(StepRecord.job_id) == job, col(StepRecord.at) > at) for job, at in after.items()]
+    found = dict[str, list[StepRecord]]()
+    order = (col(StepRecord.generation), col(StepRecord.step))
+    with history.session() as session:
+        for begin in range(0, len(only), MOST_CONDITIONS):
+            some = or_(*only[begin : begin + MOST_CONDITIONS])
+            for one in session.exec(select(StepRecord).where(some).order_by(*order)):
+                found.setdefault(one.job_id, []).append(one)
+    return found
+
+
+def by_job(
+    history: History,
+    model: type[Row],
+    job_ids: Collection[str],
+    *where: ColumnElement[bool],
+    order: Any = None,  # noqa: ANN401 (a column, whose Python type SQLModel hides)
+) -> dict[str, list[Row]]:
+    """Return the rows of several jobs that meet the conditions, by job, each job's by *order* (default: by id)."""
+    found: dict[str, list[Row]] = {job: [] for job in job_ids}
+    of_jobs = col(model.job_id).in_(job_ids)  # type: ignore[attr-defined]
+    for row in _rows(history, model, of_jobs, *where, order=order):
+        found[row.job_id].append(row)  # type: ignore[attr-defined]
+    return found
 
 
 def node_statuses(history: History, cluster: str) -> dict[str, NodeStatusChange]:

@@ -35,6 +35,10 @@ from holdfast.redaction import shown, without
 
 START_SECONDS: Final = 120.0
 """How long a server may take to answer: usually 5 s, longer on its first start on a busy machine."""
+UI_MESSAGE: Final = "Prefect UI while this job runs: "
+"""Begin of the message that follows once a temporary server answers."""
+UNUSABLE: Final = "cannot be used"
+"""What is said of a configured server before a temporary one replaces it."""
 UNREACHABLE_SECONDS: Final = 5.0
 """Seconds that a configured server may be unreachable before a flow starts without it."""
 REQUEST_SECONDS: Final = 60.0
@@ -241,7 +245,7 @@ def _run(arguments: list[str], detach: Detach) -> int:
         try:
             folder = own_folder("PREFECT_HOME", environment.get("PREFECT_HOME") or "~/.prefect")
             if problem:
-                text = f"The Prefect server at {shown(known)} cannot be used: {problem}. The flow continues with a temporary one."
+                text = f"The Prefect server at {shown(known)} {UNUSABLE}: {problem}. The flow continues with a temporary one."
                 print(text, flush=True)  # noqa: T201
                 environment["PREFECT_API_DATABASE_CONNECTION_URL"] = f"sqlite+aiosqlite:///{folder / 'holdfast-server.db'}"
             server = TemporaryServer(folder, "holdfast-server.log", environment)
@@ -250,7 +254,7 @@ def _run(arguments: list[str], detach: Detach) -> int:
             print(line("refused", f"holdfast: {error}", level="error"), file=sys.stderr)  # noqa: T201
             return 2
         environment = {**server.environment, TEMPORARY_FOR: known, CONFIGURED_AUTH: setting("PREFECT_API_AUTH_STRING") if known else ""}
-        print(line("prefect.ui", f"Prefect UI while this job runs: {server.ui_hint}"), flush=True)  # noqa: T201
+        print(line("prefect.ui", f"{UI_MESSAGE}{server.ui_hint}"), flush=True)  # noqa: T201
     command = [sys.executable, "-P", "-m", *arguments]
     with sigusr1_blocked():
         if detach.why:

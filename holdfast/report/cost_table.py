@@ -22,7 +22,7 @@ PHASE_MEANING: Final = {
 }
 _TENTHS: Final = 99.95
 _NUMERIC: Final = frozenset(
-    {"TIME", "SHARE", "OF LOST", "INCIDENTS", "FAULTS", "ATTRIBUTED", "PRODUCTIVE", "LOST", "IDLE", "LOST CAPACITY"}
+    {"RANK-TIME", "NODE-TIME", "SHARE", "OF LOST", "INCIDENTS", "FAULTS", "ATTRIBUTED", "PRODUCTIVE", "LOST", "IDLE", "LOST CAPACITY"}
 )
 
 
@@ -120,14 +120,14 @@ def categories(bill: Bill) -> Table:
         if bill.hours(one) or one in {TimeCategory.PRODUCTIVE, TimeCategory.LOST}
     ]
     total = ["all", hours(bill.total_hours), _part(bill.total_hours, bill.total_hours), ""]
-    return ("CATEGORY", "TIME", "SHARE", "MEANING"), [*rows, total]
+    return ("CATEGORY", _time(bill), "SHARE", "MEANING"), [*rows, total]
 
 
 def phases(bill: Bill) -> Table:
     """Return the lost time by phase."""
     lost = bill.hours(TimeCategory.LOST)
     rows = [[label_of(phase), hours(spent), _part(spent, lost), phase_meaning(phase)] for phase, spent in bill.phases.items()]
-    return ("PHASE", "TIME", "OF LOST", "MEANING"), rows
+    return ("PHASE", _time(bill), "OF LOST", "MEANING"), rows
 
 
 def phase_meaning(phase: str) -> str:
@@ -138,7 +138,7 @@ def phase_meaning(phase: str) -> str:
 def kinds(bill: Bill) -> Table:
     """Return the lost time by kind of fault."""
     lost = bill.hours(TimeCategory.LOST)
-    head = ["FAULT", "INCIDENTS", "TIME", "OF LOST", *(["LOST CAPACITY"] if bill.lost_capacity else []), "MOST OF IT"]
+    head = ["FAULT", "INCIDENTS", _time(bill), "OF LOST", *(["LOST CAPACITY"] if bill.lost_capacity else []), "MOST OF IT"]
     rows = []
     for one in bill.losses:
         capacity = [hours(one.lost_capacity) if one.lost_capacity else NOTHING] if bill.lost_capacity else []
@@ -150,7 +150,7 @@ def kinds(bill: Bill) -> Table:
 def bad_nodes(bill: Bill) -> Table:
     """Return the lost time by node."""
     lost = bill.hours(TimeCategory.LOST)
-    return ("NODE", "FAULTS", "INCIDENTS", "ATTRIBUTED", "TIME", "OF LOST", "QUARANTINE", "MOSTLY"), [
+    return ("NODE", "FAULTS", "INCIDENTS", "ATTRIBUTED", _time(bill), "OF LOST", "QUARANTINE", "MOSTLY"), [
         [
             one.node,
             str(one.faults),
@@ -172,7 +172,12 @@ def jobs(bill: Bill) -> Table:
         total = one.ledger.sum().hours
         parts = [_part(one.ledger.sum(part).hours, total) for part in (TimeCategory.PRODUCTIVE, TimeCategory.LOST, TimeCategory.SPARE)]
         rows.append([one.job.name, one.job.state, hours(total), *parts, str(one.incidents), one.job.id])
-    return ("JOB", "STATE", "TIME", "PRODUCTIVE", "LOST", "IDLE", "INCIDENTS", "ID"), rows
+    return ("JOB", "STATE", _time(bill), "PRODUCTIVE", "LOST", "IDLE", "INCIDENTS", "ID"), rows
+
+
+def _time(bill: Bill) -> str:
+    """Return the head of a column of times, which are summed over all ranks, or over nodes where ranks are not known."""
+    return "RANK-TIME" if bill.unit.by_rank else "NODE-TIME"
 
 
 def _part(part: float, total: float) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from holdfast.history.models import Phase
+from policies.states import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,18 @@ KINDS: Final = (
     PhaseKind(name="warm-up", term="T4", meaning="compile and run the first step", called="warm-up and compile"),
     PhaseKind(name="rollback", term="T0", meaning="steps that are computed a second time"),
 )
-_BY_NAME: Final = {kind.name: kind for kind in KINDS}
+RESUME: Final = PhaseKind(name="resume", term="T2-T4", meaning="form the process groups, load the state, compile and run the first step")
+"""T2, T3 and T4 together, while they run: how they share the time is known when all ranks have made their first step."""
+PHASE_OF_STATE: Final[Mapping[str, str]] = {
+    State.DIAGNOSING: "diagnose",
+    State.DECIDING: "diagnose",
+    State.ISOLATING: "isolate",
+    State.RESCHEDULING: "reschedule",
+    State.WAITING: "wait",
+    State.RESUMING: RESUME.name,
+}
+"""The phase that runs in each state of a job; before the first of them it is detected."""
+_BY_NAME: Final = {kind.name: kind for kind in (*KINDS, RESUME)}
 OTHER: Final = PhaseKind(name="other", term="", meaning="a phase that this version does not know")
 ROLLBACK: Final = "rollback"
 SUM: Final = " + ".join(sorted(kind.term for kind in KINDS if kind.term))

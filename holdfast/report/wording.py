@@ -99,6 +99,17 @@ def count(number: int | None) -> str:
     return NOTHING if number is None else f"{number:,}"
 
 
+_MANY: Final = 1000
+"""From so many per second on, three digits would need an exponent."""
+
+
+def per_second(number: float | None) -> str:
+    """Return a rate per second with three digits, or all of a large one."""
+    if number is None:
+        return NOTHING
+    return f"{number:#.3g}".rstrip(".") if number < _MANY else f"{number:,.0f}"
+
+
 def share(part: float | None) -> str:
     """Return *part* (0 to 1) as a percentage."""
     if part is None or not math.isfinite(part):
@@ -142,6 +153,12 @@ def ranks(numbers: Iterable[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in runs) or NOTHING  # noqa: RUF001 (a range)
 
 
+def named_ranks(numbers: Iterable[int]) -> str:
+    """Return ranks with their noun: ``rank 3``, ``ranks 0–3``; empty where there are none."""  # noqa: RUF002 (a range)
+    found = set(numbers)
+    return f"{'rank' if len(found) == 1 else 'ranks'} {ranks(found)}" if found else ""
+
+
 def act(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a decision that have a value, by their labels; replaced ranks as text."""
     shown = {name: value for name, value in fields.items() if value}
@@ -173,6 +190,11 @@ def kept_ranks(facts: Mapping[str, Any] | None) -> str:
 def on_target(target: str) -> str:
     """Return where a fault is: ``node node-0`` is ``node-0`` in a sentence, ``rank 1 on node-0`` stays."""
     return target.removeprefix("node ")
+
+
+def decided(number: int | str, action: str, reason: str) -> str:
+    """Return a decision about an incident in one line."""
+    return f"incident {number}: {action}; reason: {reason}"
 
 
 def incident_opened(incident: Incident) -> str:
@@ -235,6 +257,14 @@ def _source(facts: Mapping[str, Any]) -> str:
         case "checkpoint":
             return "a checkpoint"
     return "surviving ranks"
+
+
+def complete_already(job: str, step: int, checkpoints: str) -> str:
+    """Return what to do with a job that was complete when it started, at *step*, by the newest of its *checkpoints*."""
+    return (
+        f"job '{job}' is complete at step {count(step)}. To train further, raise the number of steps of its script (in `args`, or where "
+        f"the script sets it); to start afresh, change `name` in the job file, or remove the checkpoints in {checkpoints}"
+    )
 
 
 def visible(text: str) -> str:

@@ -7,6 +7,7 @@ Standard library only: importing this does not import torch.
 
 from __future__ import annotations
 
+import operator
 import os
 import select
 import socket
@@ -17,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from holdfast.protocol import PROTOCOL, BadLine, LineBuffer, Message, connect, encode
 from holdfast.runtime.peer_errors import describe
@@ -39,6 +40,37 @@ class AgentAnswer:
     ok: bool
     why: str
     every: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSize:
+    """What all ranks together computed in a step; None where that is not reported."""
+
+    samples: int | None = None
+    tokens: int | None = None
+
+    @classmethod
+    def of(cls, function: str, samples: object, tokens: object) -> Self:
+        """Return the size that a script gave to *function*; raise ``TypeError`` or ``ValueError`` for what is no count."""
+        return cls(samples=_size(function, "samples", samples), tokens=_size(function, "tokens", tokens))
+
+    def as_fields(self) -> dict[str, int]:
+        """Return what is reported, as fields of a message."""
+        named = {"samples": self.samples, "tokens": self.tokens}
+        return {name: number for name, number in named.items() if number is not None}
+
+
+def _size(function: str, name: str, value: object) -> int | None:
+    if value is None:
+        return None
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]  # checked here
+    except TypeError:
+        kind = type(value).__name__
+        raise TypeError(f"{function}({name}=...) got a {kind}, but must be a whole number: the {name} of all ranks") from None
+    if number < 0:
+        raise ValueError(f"{function}({name}={number}): the number of {name} cannot be negative")
+    return number
 
 
 class AgentLink:
@@ -88,18 +120,27 @@ class AgentLink:
         message = {"t": "resumed", "step": step, "path": None if path is None else str(path), "generation": self.generation}
         self._send(message | ({"replica": True} if replica else {}))
 
-    def beat(self, step: int, loss: float | None, seconds: float, until: int | None, **more: Mapping[str, object] | None) -> None:
+    def beat(
+        self,
+        step: int,
+        loss: float | None,
+        seconds: float,
+        until: int | None,
+        size: StepSize | None = None,
+        **more: Mapping[str, object] | None,
+    ) -> None:
         """Report that *step* is committed; may be dropped while the agent does not read.
 
         *more*: the statistics of the ``snapshot`` in memory, and the ``timing``: how the step spent its time.
         """
         message = {"t": "beat", "step": step, "loss": loss, "seconds": seconds, "until": until, "generation": self.generation}
+        message |= {} if size is None else size.as_fields()
         self._send(message | {name: dict(value) for name, value in more.items() if value}, droppable=True)
 
-    def heartbeat(self, step: int, loss: float | None, seconds: float, until: int | None) -> None:
+    def heartbeat(self, step: int, loss: float | None, seconds: float, until: int | None, size: StepSize) -> None:
         """Report that *step* is done in a process that keeps its own state; may be dropped while the agent does not read."""
         message = {"t": "beat", "step": step, "loss": loss, "seconds": seconds, "until": until, "generation": self.generation}
-        self._send({**message, "heartbeat": True}, droppable=True)
+        self._send({**message, **size.as_fields(), "heartbeat": True}, droppable=True)
 
     def section(self, name: str, limit_s: float | None, *, begin: bool) -> None:
         """Report that a declared long section begins or ends."""

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from holdfast.runtime.agent_client import FINAL_CHECKPOINT_SECONDS, link
+from holdfast.runtime.agent_client import FINAL_CHECKPOINT_SECONDS, StepSize, link
 from holdfast.runtime.checkpoint import manifest
 from holdfast.runtime.checkpoint.load import load, newest_complete
 from holdfast.runtime.checkpoint.manifest import InvalidatedSteps
@@ -76,25 +76,30 @@ class Step:
         """
         self._session, self._start, self.ended = session, time.perf_counter(), False
 
-    def end(self, loss: Tensor | float | None = None) -> None:
-        """End the step: report it with its loss, and save a checkpoint when one is due.
+    def end(self, loss: Tensor | float | None = None, *, samples: int | None = None, tokens: int | None = None) -> None:
+        """End the step: report it with its loss and size, and save a checkpoint when one is due.
 
         Call it once, after ``optimizer.step()``, on every rank.
 
         Args:
             loss: Loss of the step: a number, or a tensor with one element, of any shape. A tensor on a GPU is copied to the host, which
                 waits for the step. None reports no loss, and the checks of the loss are skipped.
+            samples: Samples that all ranks together computed in the step, for the throughput in samples per second. None: as the session's
+                `Loader` knows it, where it has a batch size and either divides the batches (`Session.micro_batches`), has a
+                ``DistributedSampler``, or is the only rank's.
+            tokens: Tokens that all ranks together computed in the step, for the throughput in tokens per second. None: not reported.
 
         Raises:
             RuntimeError: The step has ended already.
-            TypeError: The loss is neither a number nor a tensor with one element.
+            TypeError: The loss is neither a number nor a tensor with one element, or a size is not a whole number.
+            ValueError: ``samples`` or ``tokens`` is negative.
             SystemExit: The process received SIGTERM and the step is saved; with managed groups this happens on all ranks together.
         """
         if self.ended:
             raise RuntimeError(f"step {self.number} has ended already: call step.end() once, at the end of the step")
-        number = _number(loss)
+        number, size = _number(loss), StepSize.of("step.end", samples, tokens)
         self.ended = True
-        self._session._end_step(self.number, number, time.perf_counter() - self._start)  # noqa: SLF001 (the two are one thing)
+        self._session._end_step(self.number, number, time.perf_counter() - self._start, size)  # noqa: SLF001 (the two are one thing)
 
 
 class Session(AbstractContextManager["Session"]):
@@ -385,7 +390,7 @@ class Session(AbstractContextManager["Session"]):
         """
         return stabilize_ddp(model)
 
-    def _end_step(self, number: int, loss: float | None, seconds: float) -> None:
+    def _end_step(self, number: int, loss: float | None, seconds: float, size: StepSize) -> None:
         """Record the end of a step; with managed groups, if all ranks have applied it."""
         recovery = self._recovery
         if recovery is not None:
@@ -396,7 +401,9 @@ class Session(AbstractContextManager["Session"]):
         self.step, self.loss = number, loss if loss is not None or recovery is None else math.nan
         timing = self._step_timer.end() if recovery is not None and _device_of(self._training.model).type == "cpu" else None
         snapshot = self._stats.stats(self._snapshotter, link().generation)
-        link().beat(number, loss, seconds, self._until, snapshot=snapshot, timing=timing)
+        if size.samples is None and isinstance(self._training.data, Loader):
+            size = StepSize(samples=self._training.data.samples_taken, tokens=size.tokens)
+        link().beat(number, loss, seconds, self._until, size, snapshot=snapshot, timing=timing)
         if self._settings is not None and (self._settings.due(number) or (number == self._until and self._settings.every > 0)):
             self._save(at_once=number == self._until)
         self._exit_if_terminated()

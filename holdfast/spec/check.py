@@ -96,6 +96,8 @@ def why_not_writable(folder: Path) -> str | None:
 
 
 def _capacity(job: TrainingJob, cluster: Cluster) -> Iterator[Problem]:
+    """Yield a problem if the cluster is too small; ranks that are counted on its nodes later need no more than they have."""
+    counts = isinstance(job.nproc_per_node, int)
     if cluster.kind == "slurm":  # only Slurm knows its nodes
         yield from _slurm(job, cluster)
         return
@@ -107,7 +109,7 @@ def _capacity(job: TrainingJob, cluster: Cluster) -> Iterator[Problem]:
         yield Problem(field="nnodes", reason=reason, cure="Lower `nnodes` or `spare_nodes`, or give the cluster more nodes")
     else:
         yield from gpu_problems(job, cluster)
-    few = {name: count for name, count in cluster.gpus_of.items() if name in fit and 0 < count < job.ranks_per_node}
+    few = {name: count for name, count in cluster.gpus_of.items() if counts and name in fit and 0 < count < job.ranks_per_node}
     for name, count in list(few.items())[:1]:
         others = f", and {len(few) - 1} other node(s) have too few" if len(few) > 1 else ""
         reason = f"the job has {job.ranks_per_node} ranks on each node, but {name} has {count} GPU(s){others}"
@@ -147,7 +149,7 @@ def _slurm(job: TrainingJob, cluster: SlurmCluster) -> Iterator[Problem]:
         yield Problem(
             field="node_labels", reason=reason, cure="Use `constraint` of the cluster, which selects nodes by their features in Slurm"
         )
-    if cluster.gpus is not None and cluster.gpus < job.ranks_per_node:
+    if isinstance(job.nproc_per_node, int) and cluster.gpus is not None and cluster.gpus < job.ranks_per_node:
         reason = f"the job has {job.ranks_per_node} ranks on each node, but the cluster requests {cluster.gpus} GPU(s)"
         yield Problem(field="nproc_per_node", reason=reason, cure="Lower it, or raise `gpus` of the cluster")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +38,15 @@ FEWEST_NODES: Final[Schema] = {
     "title": "Min Nodes",
     "description": "Minimum number of nodes that the job may shrink to when nodes are lost; empty: it never shrinks.",
 }
+AS_COMMAND: Final = "as_command"
+"""The field of *advanced* by which a line is a `command` although it begins as a script or module does."""
+KEEP_COMMAND: Final[Schema] = {
+    "type": "boolean",
+    "default": False,
+    "title": "As Command",
+    "description": "Start the line as it is, as `command` of a job file. Otherwise a script, and what `python -m` names, is started in a "
+    "process that has imported torch already.",
+}
 COUNTED_RANKS: Final[Schema] = {
     "anyOf": [{"enum": ["auto", "gpu", "cpu"], "type": "string"}, {"type": "null"}],
     "default": None,
@@ -50,8 +59,9 @@ COUNTED_RANKS: Final[Schema] = {
 def job_of(fields: Mapping[str, Any], advanced: Mapping[str, Any]) -> TrainingJob:
     """Return the job that the parameters describe; raise `BadParameters` with all problems."""
     try:
-        program = _program(fields["script"], fields["args"], fields["workdir"])
-        given = {name: value for name, value in advanced.items() if name != MIN_NODES and (name, value) != ("nproc_per_node", None)}
+        program = _program(fields["script"], fields["args"], fields["workdir"], as_command=advanced.get(AS_COMMAND, False))
+        own = (MIN_NODES, AS_COMMAND)
+        given = {name: value for name, value in advanced.items() if name not in own and (name, value) != ("nproc_per_node", None)}
         nnodes = _nnodes(fields["nnodes"], advanced.get(MIN_NODES))
         job = TrainingJob.model_validate(
             {"nproc_per_node": fields["nproc_per_node"], **given, "nnodes": nnodes, "name": fields["name"], **program}
@@ -84,11 +94,12 @@ def parameters_of(job: TrainingJob, cluster: Any = None, *, standby: bool = Fals
         cure = "Rename it, or make it a command"
         raise BadParameters((Problem(field="script", reason=f"{job.script!r:.80} does not end in .py", cure=cure),))
     fewest = {MIN_NODES: job.min_nodes} if job.min_nodes < job.max_nodes else {}
-    advanced = {**fields, **fewest, **({"standby": True} if standby else {})}
     program = ["python", "-m", job.module] if job.module is not None else [str(job.inside(job.script or ""))]
+    as_command = {AS_COMMAND: True} if job.command is not None and _starts_warm(job.command) else {}
+    advanced = {**fields, **fewest, **as_command, **({"standby": True} if standby else {})}
     return {
         "name": job.name,
-        "script": shlex.join(job.command or program),
+        "script": _line(job.command or program),
         "args": shlex.join(own["args"] or []),
         "nnodes": job.max_nodes,
         "nproc_per_node": job.nproc_per_node if isinstance(job.nproc_per_node, int) else 1,
@@ -114,8 +125,23 @@ def _name_of(field: str) -> str:
     return field if first in SAME_NAME else f"advanced.{field}"
 
 
-def _program(line: str, args: str, workdir: str) -> Schema:
-    """Return the fields of a job for its program: a script where *line* begins with one, else a command."""
+def _line(words: Sequence[str]) -> str:
+    """Return the line of *words*; a relative path of a program in Python is in quotes, as the pattern takes it for a script's otherwise."""
+    line = shlex.join(words)
+    return line if re.search(SCRIPT_PATTERN, line) else f"'{words[0]}'{line.removeprefix(words[0])}"
+
+
+def _starts_warm(words: Sequence[str]) -> bool:
+    """Return whether a line of these words is a module or a script unless it is marked as a command."""
+    return _names_module(words) or words[0].endswith(".py")
+
+
+def _names_module(words: Sequence[str]) -> bool:
+    return list(words[:2]) == ["python", "-m"] and len(words) > 2 and re.fullmatch(MODULE, words[2]) is not None  # noqa: PLR2004
+
+
+def _program(line: str, args: str, workdir: str, *, as_command: object = False) -> Schema:
+    """Return the fields of a job for its program: a script or module where *line* begins with one, else a command."""
     words, more = _words(line, "script"), _words(args, "args")
     if not words:
         raise BadParameters((Problem(field="script", reason="is empty", cure="Write the path of a script, or a command"),))
@@ -123,7 +149,9 @@ def _program(line: str, args: str, workdir: str) -> Schema:
     if relative and not workdir:
         cure = "Write its absolute path, or set `workdir` to its folder"
         raise BadParameters((Problem(field="script", reason=f"{relative[0]} is a relative path, and there is no workdir", cure=cure),))
-    if words[:2] == ["python", "-m"] and len(words) > 2 and re.fullmatch(MODULE, words[2]):  # noqa: PLR2004 (python -m NAME)
+    if as_command:
+        return {"command": [*words, *more], "workdir": workdir or HOME}
+    if _names_module(words):
         return {"module": words[2], "args": [*words[3:], *more], "workdir": workdir or HOME}
     if words[0].endswith(".py"):
         folder = workdir or str(Path(words[0]).parent)
@@ -148,7 +176,7 @@ def advanced_schema() -> Schema:
     strict = _without_references(whole, whole.pop("$defs"))
     for name in ("name", "script", "module", "command", "args", "workdir", "nnodes"):
         del strict["properties"][name]
-    strict["properties"] = {MIN_NODES: FEWEST_NODES, **strict["properties"]}
+    strict["properties"] = {MIN_NODES: FEWEST_NODES, AS_COMMAND: KEEP_COMMAND, **strict["properties"]}
     strict["properties"]["nproc_per_node"] = COUNTED_RANKS
     for name, field in strict["properties"].items():
         if "properties" in field:

@@ -322,7 +322,7 @@ class TrainingJob(SpecModel):
     nproc_per_node: NprocPerNode = Field(
         default=1,
         description="Ranks (workers) on each node, as with torchrun: a number, `gpu` (one for each GPU), `cpu` (one for each CPU), or "
-        "`auto` (`gpu` if the node has GPUs, else `cpu`).",
+        "`auto` (`gpu` if the node has GPUs, else `cpu`). Other machines are asked when the job is launched on them; all must agree.",
         examples=[8, "auto"],
     )
     spare_nodes: StrictInt = Field(

@@ -92,14 +92,23 @@ def _cluster_or_raise(draft: Draft, source: str | os.PathLike[str]) -> Cluster:
     return draft.cluster
 
 
-def review(job_file: str | os.PathLike[str], cluster_file: str | os.PathLike[str] | None = None) -> Draft:
-    """Read a job file, check it against this machine, and collect all problems. A cluster file replaces the job's own cluster."""
+def review(
+    job_file: str | os.PathLike[str],
+    cluster_file: str | os.PathLike[str] | None = None,
+    default_cluster: str | os.PathLike[str] | None = None,
+) -> Draft:
+    """Read a job file, check it against this machine, and collect all problems.
+
+    A cluster file replaces the job's own cluster; a default one only stands in where the job names none.
+    """
     draft = _job_draft(Path(job_file))
+    names_one = draft.cluster is not None or any(problem.field.partition(".")[0] == "cluster" for problem in draft.problems)
+    cluster_file = cluster_file or (None if names_one else default_cluster)
     if cluster_file is not None:
         other = _cluster_draft(Path(cluster_file))
         draft.cluster = other.cluster
         draft.problems += other.problems
-    elif draft.cluster is None and not any(problem.field.partition(".")[0] == "cluster" for problem in draft.problems):
+    elif not names_one:
         choose_cluster(draft)
     if draft.job is not None:
         reported = {problem.field for problem in draft.problems}

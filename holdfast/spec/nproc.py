@@ -3,67 +3,81 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import Final
 
 from holdfast import gpu_assignment
 from holdfast.errors import BadParameters, Problem
-from holdfast.spec.cluster import Cluster, LocalCluster
+from holdfast.spec.cluster import Cluster, LocalCluster, SshCluster
 from holdfast.spec.job import TrainingJob
-from holdfast.spec.slurm import SlurmCluster
 
 FIELD: Final = "nproc_per_node"
 
 
+@dataclass(frozen=True, slots=True)
+class NodeRanks:
+    """The ranks of one node: one for each of its GPUs, or for each of its CPUs."""
+
+    number: int
+    per: str
+    """``GPU`` or ``CPU``."""
+
+    def __str__(self) -> str:
+        return f"{self.number} {self.per}{'' if self.number == 1 else 's'}"
+
+
+def ranks_on(nproc: object, *, gpus: int, cpus: int) -> NodeRanks | None:
+    """Return the ranks of a node with that many GPUs and CPUs; None for `gpu` where it has no GPU."""
+    if nproc == "cpu" or (nproc == "auto" and not gpus):
+        return NodeRanks(max(1, cpus), "CPU")
+    return NodeRanks(gpus, "GPU") if gpus else None
+
+
 def counted(job: TrainingJob, cluster: Cluster) -> TrainingJob:
-    """Return *job* with a number of ranks on each node of *cluster*; raise `BadParameters` where it cannot be counted."""
+    """Return *job* with a number of ranks on each local node; nodes on other machines are counted when the job is launched there.
+
+    Raise `BadParameters` where it is known by now that the nodes cannot be counted.
+    """
     if isinstance(job.nproc_per_node, int):
         return job
-    each = _local(job, cluster) if isinstance(cluster, LocalCluster) else _from_file(job, cluster)
-    return job.model_copy(update={FIELD: each})
+    if isinstance(cluster, LocalCluster):
+        return job.model_copy(update={FIELD: _local(job, cluster)})
+    if isinstance(cluster, SshCluster) and job.nproc_per_node != "cpu":
+        _check_file(job, cluster)
+    return job
 
 
 def _local(job: TrainingJob, cluster: LocalCluster) -> int:
     """Return the GPUs or CPUs of each local node: they share those of this machine equally."""
-    gpus = () if gpu_assignment.VISIBLE in job.env else gpu_assignment.visible_gpus()
-    if job.nproc_per_node == "cpu" or (job.nproc_per_node == "auto" and not gpus):
-        return max(1, (os.cpu_count() or 1) // cluster.nodes)
-    if not gpus:
-        raise _refused("this machine has no GPU", "Write `auto`, `cpu` or a number")
-    return max(len(own) for own in gpu_assignment.split(gpus, cluster.nodes))
+    gpus = gpu_assignment.visible_gpus()
+    each = max((len(own) for own in gpu_assignment.split(gpus, cluster.nodes)), default=0) if gpus else 0
+    if gpu_assignment.VISIBLE in job.env:  # every local node gets these
+        each = len(gpu_assignment.visible_gpus(job.env))
+    ranks = ranks_on(job.nproc_per_node, gpus=each, cpus=len(os.sched_getaffinity(0)) // cluster.nodes)
+    if ranks is None:
+        raise BadParameters((Problem(field=FIELD, reason="this machine has no GPU", cure="Write `auto`, `cpu` or a number"),))
+    return ranks.number
 
 
-def _from_file(job: TrainingJob, cluster: Cluster) -> int:
-    """Return the GPUs of each node by the cluster file: nothing has connected to the nodes yet."""
-    assert not isinstance(cluster, LocalCluster)
-    if job.nproc_per_node == "cpu":
-        raise _refused(f"the CPUs of the nodes of cluster '{cluster.name}' are not known", "Write a number")
-    if isinstance(cluster, SlurmCluster):
-        if cluster.gpus is None:
-            raise _refused(f"cluster '{cluster.name}' requests no GPUs", "Set `gpus` of the cluster, or write a number")
-        return cluster.gpus
-    names, known = cluster.labelled(job.node_labels), cluster.gpus_of
-    missing = [name for name in names if name not in known]
-    if missing:
-        raise _refused(
-            f"the cluster file does not say how many GPUs {_listed(missing)} has",
-            "Set `gpus` of the cluster or of the host, or write a number",
-        )
+def _check_file(job: TrainingJob, cluster: SshCluster) -> None:
+    """Raise `BadParameters` if the nodes have different numbers of GPUs by the cluster file, or none where the job asks for some."""
     found: dict[int, list[str]] = {}
-    for name in names:
-        found.setdefault(known[name], []).append(name)
+    for name in cluster.labelled(job.node_labels):
+        if name in cluster.gpus_of:
+            found.setdefault(cluster.gpus_of[name], []).append(name)
     if len(found) > 1:
-        text = "; ".join(f"{_listed(nodes)}: {count}" for count, nodes in sorted(found.items()))
-        raise _refused(f"the nodes have different numbers of GPUs ({text})", "Write a number, or select nodes alike with `node_labels`")
-    each = next(iter(found), 0)
-    if not each:
-        raise _refused(f"the nodes of cluster '{cluster.name}' have no GPU", "Write a number")
-    return each
+        listed = "; ".join(f"{_listed(nodes)}: {NodeRanks(count, 'GPU')}" for count, nodes in sorted(found.items()))
+        raise BadParameters((problem_of(listed),))
+    if found.keys() == {0} and job.nproc_per_node == "gpu":
+        raise BadParameters((problem_of(f"{_listed(found[0])} has no GPU"),))
+
+
+def problem_of(listed: str) -> Problem:
+    """Return what is wrong with nodes that cannot be counted; *listed* names them, with their numbers."""
+    cure = "Write a number, or select nodes alike with `node_labels` (on Slurm with `constraint` of the cluster)"
+    return Problem(field=FIELD, reason=f"the nodes do not have the same number of GPUs or CPUs ({listed})", cure=cure)
 
 
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""  # noqa: PLR2004 (enough to find the rest)
     return ", ".join(names[:3]) + more
-
-
-def _refused(reason: str, cure: str) -> BadParameters:
-    return BadParameters((Problem(field=FIELD, reason=reason, cure=cure),))

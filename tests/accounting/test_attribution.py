@@ -163,7 +163,7 @@ def test_steps_are_lost_to_who_first_went_back_before_them() -> None:
 
 
 def test_steps_thrown_away_without_an_incident_have_no_cause() -> None:
-    """A flow that adopted the job may have started it anew."""
+    """A flow that reattached to the job may have started it anew."""
     steps = [*run_of(1, 1, 4, 0.0), *run_of(2, 3, 4, 6.0)]
     found = seconds(attribute(job_timeline(8.0, [generation_span(1, 0.0), generation_span(2, 5.0)], steps, back_to={2: 2})))
     assert found == {TimeCategory.PRODUCTIVE: 8.0, ("rollback", ""): 4.0, TimeCategory.MIGRATIONS: 4.0}
@@ -192,6 +192,14 @@ def test_only_what_came_since_is_counted() -> None:
     assert seconds(attribute(timeline, since=us(9.5))) == {TimeCategory.PRODUCTIVE: 5.0}
     assert seconds(attribute(timeline, since=us(6.0))) == {("isolate", "i1"): 2.0, ("load", "i1"): 2.0, TimeCategory.PRODUCTIVE: 8.0}
     assert seconds(attribute(timeline, since=us(13.0))) == {}
+
+
+def test_a_save_that_is_recorded_before_the_begin_of_a_part_counts_on_in_it() -> None:
+    """Its record and the steps are from different clocks: what does not fit before the cut is not the script's own time after it."""
+    steps = [*run_of(1, 1, 1, 0.0), *run_of(1, 2, 2, 2.0)]
+    timeline = job_timeline(3.0, [generation_span(1, 0.0)], steps, saves=[(1.0, 1, 1.0)])
+    assert seconds(attribute(timeline)) == {TimeCategory.PRODUCTIVE: 4.0, TimeCategory.CHECKPOINTS: 2.0}
+    assert seconds(attribute(timeline, since=us(1.5))) == {TimeCategory.PRODUCTIVE: 2.0, TimeCategory.CHECKPOINTS: 1.0}
 
 
 @st.composite

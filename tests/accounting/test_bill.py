@@ -232,13 +232,15 @@ def test_nodes_are_counted_where_ranks_are_not_known(history: History) -> None:
 
 def test_a_job_that_never_had_nodes_held_what_it_asked_for(history: History) -> None:
     """A job file of another version, or none, stands for one rank."""
-    write(history, a_job(id="j", at=0.0, spec={"nnodes": 2, "nproc_per_node": 4}), a_move("j", "FAILED", at=10.0))
-    write(history, a_job(id="k", at=0.0, spec={"nodes": "many"}), a_move("k", "FAILED", at=10.0))
-    assert bill(history).hours(TimeCategory.STARTUP) == hours(90)
+    specs: dict[str, dict[str, Any]] = {"j": {"nnodes": 2, "nproc_per_node": 4}, "k": {"nnodes": "many"}, "l": {}}
+    for name, spec in specs.items():
+        write(history, a_job(id=name, at=0.0, spec=spec), a_move(name, "FAILED", at=10.0))
+    found = {job.id: bill(history, job).hours(TimeCategory.STARTUP) for job in queries.jobs(history)}
+    assert found == {"j": hours(80), "k": hours(10), "l": hours(10)}
 
 
 def test_steps_thrown_away_for_no_known_reason_are_told_as_such(history: History) -> None:
-    """A job that was adopted may have gone back."""
+    """A job that was reattached may have gone back."""
     write(history, a_job(id="j", at=0.0), a_move("j", "COMPLETED", at=10.0), a_generation("j", 1, 0.0), a_generation("j", 2, 5.0))
     write(history, *trained("j", 1, 1, 4, 0.0), *trained("j", 2, 3, 6, 5.0))
     assert [(one.kind, one.incidents, one.hours) for one in bill(history).losses] == [(NO_INCIDENT, 0, hours(8))]

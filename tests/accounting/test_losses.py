@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.accounting.attribution import attribute
 from holdfast.accounting.losses import UNTIL_STARTED, UNTIL_STEP, FailureCosts
-from holdfast.report.cost_table import figures, sentence
+from holdfast.report.cost_table import downtime_meaning, figures, sentence
 from tests.accounting.timelines import generation_span, incident_span, job_timeline, us
 from tests.mentions import mentions
 
@@ -50,11 +50,13 @@ def test_without_steps_nothing_is_lost_that_nobody_knows_of() -> None:
     )
     found = FailureCosts.of(timeline, attribute(timeline))
     assert (found.ettr, found.steps_lost, found.until) == (None, None, (UNTIL_STARTED,))
-    told = dict(figures(found))
-    assert told["ETTR"] == told["steps lost"] == "not known: no steps are reported"
-    assert mentions(told["downtime"], "2.00 s")
+    shown = dict(figures(found))
+    assert shown["ETTR"] == shown["steps lost"] == "not known: no steps are reported"
+    assert shown["downtime"] == f"2.00 s, {downtime_meaning(found)}"
     assert "steps" not in sentence(found).partition("(")[0]
     other = job_timeline(9.0, [generation_span(1, 0.0)], [(1, 1, 1.0, 1.0)], incidents=[incident_span(1, 2.0, 3.0)])
-    both = FailureCosts.sum([found, FailureCosts.of(other, attribute(other))])
+    alone = FailureCosts.of(other, attribute(other))
+    both = FailureCosts.sum([found, alone])
     assert both.until == (UNTIL_STEP, UNTIL_STARTED)
-    assert dict(figures(both))["downtime"] != told["downtime"]
+    assert dict(figures(both))["downtime"] == f"3.00 s, {downtime_meaning(both)}"
+    assert len({downtime_meaning(one) for one in (found, alone, both)}) == 3

@@ -47,7 +47,7 @@ def test_attaching_since_a_number_sends_exactly_the_missed_events(node: Node, fl
 
 
 def test_an_answer_comes_after_the_replayed_events(node: Node, flow: Flow) -> None:
-    """A flow that adopts a job asks a second time to know that it has been told everything."""
+    """A flow that reattaches to a job asks a second time to know that it has been told everything."""
     flow.prepare(node, [sys.executable, node.script(TALKER), "2000"])
     flow.start(1)
     last = flow.wait("finished")["seq"]

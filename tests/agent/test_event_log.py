@@ -53,7 +53,7 @@ def test_after_rotation_the_older_file_is_read_too(tmp_path: Path) -> None:
 
 
 def test_milestones_outlive_the_files(tmp_path: Path) -> None:
-    """A flow that adopts the job after days of steps must still learn that its workers were started."""
+    """A flow that reattaches to the job after days of steps must still learn that its workers were started."""
     event_log = EventLog(tmp_path / "event-log.jsonl", max_bytes=2000, max_recent=10)
     event_log.add({"event": "of an old generation"})
     event_log.begin_generation()

@@ -97,7 +97,7 @@ def test_an_agent_that_is_terminated_leaves_the_memory_store_to_the_next(new_nod
 
 @pytest.mark.parametrize("how", ["end", "lease"])
 def test_an_agent_that_ends_in_order_gives_the_memory_back(node: Node, flow: Flow, how: str) -> None:
-    """The job is over, the node was let go, or nobody steers."""
+    """The job is over, the node was released, or it has no controller."""
     place = keeping(node, flow, lease=1.5 if how == "lease" else 60.0)
     if how == "end":
         flow.ok("end")

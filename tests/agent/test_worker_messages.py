@@ -240,13 +240,13 @@ def test_the_messages_of_the_runtime_are_understood(node: Node, flow: Flow) -> N
     """Both ends of the protocol are tested together."""
     code = """
 from pathlib import Path
-from holdfast.runtime.agent_client import link
+from holdfast.runtime.agent_client import StepSize, link
 line = link()
 line.mark("group", 0.5)
 line.resumed(3, Path("/c/3"))
 line.section("evaluation", 5.0, begin=True)
 line.section("evaluation", None, begin=False)
-line.beat(4, 0.25, 0.1, 10)
+line.beat(4, 0.25, 0.1, 10, StepSize(samples=32))
 assert line.may_commit(4) == type(line.may_commit(4))(ok=True, why="")
 line.saved(4, Path("/c/4"), 0.1, 1000)
 line.storage_error("checkpoint-torn", 2, Path("/c/2"), "half of it")
@@ -275,6 +275,7 @@ line.finished(4)
     assert [event["event"] for event in flow.events] == [*names, "worker.exited"]
     facts = {event["event"]: event for event in flow.events}
     assert facts["resumed"]["path"] == "/c/3"
-    assert facts["steps"]["steps"][0][::2] == [4, 0.1]
+    number, _, *rest = facts["steps"]["steps"][0]
+    assert (number, rest) == (4, [0.1, 0.25, 32, None])
     assert facts["storage-error"]["kind"] == "checkpoint-torn"
     assert (facts["worker.raised"]["raised"]["errno"], facts["worker.raised"]["raised"]["type"]) == (28, "OSError")

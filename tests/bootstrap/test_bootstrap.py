@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from holdfast import __version__
 from holdfast.bootstrap import Hosts, NodeWheel, installer, node_wheel
 from holdfast.cluster import open_cluster
 from holdfast.errors import NodeStateUnknown
@@ -162,7 +163,7 @@ def test_a_process_keeps_the_environment_that_it_started_in(rack: Rack) -> None:
         assert outcome.done == "installed", outcome
         assert in_env(rack[0], "import holdfast; print(holdfast.__version__)") == "9.9"
         output, _ = older.communicate("go\n")
-        assert output == "0.1.0\n"
+        assert output == f"{__version__}\n"
 
 
 def test_hosts_that_share_a_folder_set_it_up_once(rack: Rack, holdfast: Command, tmp_path: Path) -> None:  # noqa: F811 (the fixture)
@@ -213,7 +214,7 @@ def test_programs_start_while_a_new_version_is_installed(rack: Rack) -> None:
         output, _ = reader.communicate()
         assert reader.returncode == 0
         assert int(output) > 0
-    assert in_env(rack[0], "import holdfast; print(holdfast.__version__)") == "0.1.0"
+    assert in_env(rack[0], "import holdfast; print(holdfast.__version__)") == __version__
 
 
 def test_an_interrupted_installation_is_completed_by_the_next(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from holdfast import __version__
 from holdfast.bootstrap import Hosts, NodeWheel, node_wheel
 from holdfast.cluster import open_cluster, proxy_client
 from holdfast.cluster.remote import RemoteNodes
@@ -110,14 +111,14 @@ def test_a_controller_keeps_using_its_own_version_when_hosts_get_another(rack: R
     assert connected.send_command("about", protocol=PROTOCOL)["job"] == "job", "the connection came back"
     wait_until(lambda: source.is_reachable("n0"), seconds=60)  # a second look
     agents.bring_up("n1")
-    assert [version_of(host, cluster) for host in rack] == ["0.1.0", "0.1.0"]
+    assert [version_of(host, cluster) for host in rack] == [__version__, __version__]
     heir = agents_of(cluster, 2)
     try:
         assert heir.reattach("n0")["job"] == "job"
         for late in (agents.fence, agents.wipe):
             with pytest.raises(LeaseLost, match=r"a newer controller \(epoch 2\)"):
                 late("n0")
-        assert version_of(rack[0], cluster) == "0.1.0", "its agent lives"
+        assert version_of(rack[0], cluster) == __version__, "its agent lives"
         assert heir.source.fence("n1", "job"), "its agent was ended"
     finally:
         heir.close(end=True)
@@ -142,7 +143,7 @@ def test_a_controller_of_another_version_is_refused_and_takes_no_node_for_lost(
             assert words in str(refused.value)
         with pytest.raises(ProtocolMismatch, match="holdfast node bootstrap"):
             other.source.fence("n1")
-        assert version_of(rack[0], cluster) == "0.1.0"
+        assert version_of(rack[0], cluster) == __version__
         wait_until(lambda: f"speaks protocol {PROTOCOL}, this one {OTHER}" in problem_of_a_standby(cluster), seconds=60)
         monkeypatch.setenv("HOME", str(tmp_path))
         keyless = cluster.model_copy(update={"key": None})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast import __version__
 from holdfast.bootstrap import NodeWheel, node_wheel, wheel
 from holdfast.protocol import PROTOCOL
 
@@ -12,7 +13,7 @@ SPEAKS = b"PROTOCOL: Final = %d\n"
 
 def newer(protocol: int = PROTOCOL) -> NodeWheel:
     """Return a wheel of another version, which speaks *protocol*."""
-    files = {name: data.replace(b'"0.1.0"', b'"9.9"') for name, data in wheel._sources().items()}
+    files = {name: data.replace(f'"{__version__}"'.encode(), b'"9.9"') for name, data in wheel._sources().items()}
     assert SPEAKS % PROTOCOL in files["holdfast/protocol.py"]
     files["holdfast/protocol.py"] = files["holdfast/protocol.py"].replace(SPEAKS % PROTOCOL, SPEAKS % protocol)
     with pytest.MonkeyPatch.context() as patch:

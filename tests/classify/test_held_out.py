@@ -59,13 +59,13 @@ def rows(name: str) -> list[dict[str, str]]:
 def score(lines: list[dict[str, str]]) -> Score:
     """Judge *lines* as one log."""
     kinds = {one.line: one.kind for one in classify_text("\n".join(row["line"] for row in lines))}
-    faults = [(number, row) for number, row in enumerate(lines, 1) if row["verdict"] == "fault"]
-    benign = [number for number, row in enumerate(lines, 1) if row["verdict"] == "benign"]
+    faults = [(number, row) for number, row in enumerate(lines, 1) if row["label"] == "fault"]
+    benign = [number for number, row in enumerate(lines, 1) if row["label"] == "benign"]
     seen = [(number, row) for number, row in faults if number in kinds]
     return Score(
         found=len(seen) / len(faults),
         false=sum(number in kinds for number in benign) / len(benign),
-        blamed=sum(CATALOGUE[kinds[number]].attributed_to == row["blame"] for number, row in seen) / len(seen),
+        blamed=sum(CATALOGUE[kinds[number]].attributed_to == row["attributed_to"] for number, row in seen) / len(seen),
     )
 
 
@@ -96,7 +96,7 @@ def test_the_fast_matcher_finds_what_the_plain_one_finds() -> None:
 def test_the_held_out_lines_are_many_and_of_all_families() -> None:
     """A share of few says little."""
     lines = [row for name in ("held_out.tsv", *PUBLIC) for row in rows(name)]
-    assert sum(row["verdict"] == "fault" for row in lines) >= 380
-    assert sum(row["verdict"] == "benign" for row in lines) >= 300
+    assert sum(row["label"] == "fault" for row in lines) >= 380
+    assert sum(row["label"] == "benign" for row in lines) >= 300
     assert len({row["family"] for row in lines}) >= 20
     assert not {words_of(sample) for one in CATALOGUE.values() for sample in (one.unhealthy, one.healthy)} & {row["line"] for row in lines}

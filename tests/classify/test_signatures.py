@@ -37,7 +37,7 @@ def test_both_matchers_agree_on_every_sample() -> None:
 
 @each("name", IN_LOGS)
 def test_every_entry_is_complete(name: str) -> None:
-    """What docs and verdicts print: none may be missing, and what a kind is confused with exists."""
+    """What docs and diagnoses print: none may be missing, and what a kind is confused with exists."""
     entry = CATALOGUE[name]
     for text in (entry.title, entry.component, entry.source, entry.action, entry.reference):
         assert text

@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from holdfast.cli import main
+from holdfast.errors import OperatorError
+from holdfast.exit_codes import OPERATOR_ERROR
 from holdfast.history.store import History
 from tests.cli.written_history import Author, a_running_job
 from tests.ssh.conftest import Site
@@ -69,6 +71,11 @@ def here(holdfast_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
         return Done(arguments, status, said.out, said.err)
 
     return run
+
+
+def refused(done: Done, error: OperatorError) -> bool:
+    """Return whether a command was refused with *error*, and has written nothing else."""
+    return (done.returncode, done.stdout, done.stderr) == (OPERATOR_ERROR, "", f"holdfast: {error}\n")
 
 
 @pytest.fixture

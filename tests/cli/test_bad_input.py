@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from holdfast.cli.flow_process import StartLock
+from holdfast.errors import UnknownJob
 from holdfast.history import LeaseRenewer, acquire
 from holdfast.history.models import Job, JobTransition
 from holdfast.history.store import History
-from tests.cli.conftest import PROGRAM, ROOT, Command, environment
+from tests.cli.conftest import PROGRAM, ROOT, Command, environment, refused
 from tests.cli.written_history import Author
 
 JOB = "name: a\nscript: train.py\n"
@@ -77,13 +78,14 @@ def test_a_refusal_is_the_same_from_a_shell(holdfast: Command, files: Any) -> No
     assert done.stderr == "holdfast: job.yaml: 1 problem(s)\n  nnode: line 3: unknown field. Did you mean 'nnodes'?\n"
 
 
-@pytest.mark.parametrize("verb", ["validate", "run"])
-@pytest.mark.parametrize("case", CASES)
+REFUSED = [(verb, case) for case in CASES for verb in ("validate", "run") if (verb, case) != ("validate", "a cluster's file")]
+"""A cluster's file is valid, and nothing that can be run."""
+
+
+@pytest.mark.parametrize(("verb", "case"), REFUSED)
 def test_a_bad_job_file_is_refused_before_anything_starts(verb: str, case: str, here: Command, files: Any, holdfast_home: Path) -> None:
     """Field, reason and cure on stderr, status 2; no job, no folder, no process."""
     text, reason, cure = CASES[case]
-    if (verb, case) == ("validate", "a cluster's file"):  # that is valid
-        return
     done = here(verb, files(text))
     assert done.returncode == 2
     assert "job.yaml: 1 problem(s)" in done.stderr
@@ -102,6 +104,35 @@ def test_all_problems_come_at_once_and_for_programs_too(here: Command, files: An
     assert told["ok"] is False
     assert {problem["field"] for problem in told["problems"]} == {"name", "nam", "script", "nnodes"}
     assert all(set(problem) == {"field", "reason", "cure"} and all(problem.values()) for problem in told["problems"])
+
+
+@pytest.mark.parametrize(
+    ("own", "words", "more", "wrong"),
+    [
+        ("", [], {}, ["nnodes"]),
+        ("", [], {"HOLDFAST_CLUSTER": "big.yaml"}, []),
+        ("cluster: {nodes: 2}\n", [], {"HOLDFAST_CLUSTER": "big.yaml"}, ["nnodes"]),
+        ("cluster: {node: 2}\n", [], {"HOLDFAST_CLUSTER": "big.yaml"}, ["cluster.node", "nnodes"]),
+        ("cluster: {nodes: 2}\n", ["--cluster", "big.yaml"], {}, []),
+        ("cluster: {nodes: 9}\n", ["--cluster", "small.yaml"], {"HOLDFAST_CLUSTER": "big.yaml"}, ["nnodes"]),
+    ],
+)
+def test_the_environment_names_the_cluster_only_of_a_job_without_one(  # noqa: PLR0917 (a table and fixtures)
+    own: str, words: list[str], more: dict[str, str], wrong: list[str], here: Command, files: Any, tmp_path: Path
+) -> None:
+    """`--cluster` precedes the job's own cluster, and that HOLDFAST_CLUSTER."""
+    (tmp_path / "big.yaml").write_text("nodes: 9\n")
+    (tmp_path / "small.yaml").write_text("nodes: 3\n")
+    done = here("validate", files(f"{JOB}nnodes: 9\n{own}"), "--json", *words, **more)
+    assert [problem["field"] for problem in json.loads(done.stdout)["problems"]] == wrong
+
+
+def test_hosts_are_inspected_for_a_job_where_the_job_says(here: Command, files: Any, tmp_path: Path) -> None:
+    """Not where the environment says; those of a cluster that is not reached by SSH cannot be."""
+    (tmp_path / "hosts.yaml").write_text("kind: ssh\nhosts: [a.invalid]\n")
+    done = here("node", "preflight", "--job", files(f"{JOB}cluster: {{name: here, nodes: 2}}\n"), HOLDFAST_CLUSTER="hosts.yaml")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "'here'" in done.stderr
 
 
 def test_a_valid_job_file_is_summarized(here: Command, files: Any) -> None:
@@ -180,10 +211,7 @@ def test_a_home_that_is_not_writable_is_reported(here: Command, files: Any, tmp_
 )
 def test_an_unknown_job_suggests_a_similar_one(arguments: list[str], here: Command, running: Author) -> None:
     """Status 2."""
-    done = here(*arguments)
-    assert done.returncode == 2
-    assert "no job 'gpt-smal'" in done.stderr
-    assert "gpt-small" in done.stderr
+    assert refused(here(*arguments), UnknownJob("gpt-smal", ("gpt-small",)))
 
 
 NO_TEXT = os.fsdecode(b"\xff")

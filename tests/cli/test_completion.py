@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import ROOT, Command, environment
+from tests.cli.terminal import Terminal
 from tests.cli.written_history import Author
+from tests.waiting import wait_until
 
 COMPLETE = """
 eval "$(holdfast admin completion bash)"
@@ -22,6 +26,8 @@ _holdfast_completion holdfast
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
 Completions = Callable[..., list[str]]
+SECONDS = 60
+"""For a busy machine."""
 
 HOLDFAST = f"""#!/bin/sh
 exec {sys.executable} -m holdfast "$@"
@@ -29,16 +35,22 @@ exec {sys.executable} -m holdfast "$@"
 
 
 @pytest.fixture
-def completions(tmp_path: Path, holdfast_home: Path) -> Completions:
-    """Return what bash completes after the given words."""
+def path(tmp_path: Path, holdfast_home: Path) -> str:
+    """Return a PATH on which `holdfast` is."""
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "holdfast"
     program.write_text(HOLDFAST)
     program.chmod(0o755)
+    return f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+
+
+@pytest.fixture
+def completions(tmp_path: Path, path: str) -> Completions:
+    """Return what bash completes after the given words."""
 
     def complete(*words: str, **more: str) -> list[str]:
         script = COMPLETE.format(words=" ".join(f"'{word}'" for word in ("holdfast", *words)), place=len(words))
-        env = environment(**more) | {"PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"}
+        env = environment(**more) | {"PATH": path}
         done = subprocess.run(["bash", "--norc", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
         assert "Traceback" not in done.stderr, done.stderr
         return done.stdout.split()
@@ -57,6 +69,11 @@ def test_bash_completes_jobs_nodes_and_incidents(completions: Completions, runni
     """From the history, and from the cluster file."""
     assert completions("status", "gpt") == ["gpt-small"]
     assert completions("incidents", "show", "") == ["1", "2", "3"]
+    assert completions("incidents", "sh") == ["show"]
+    assert completions("incidents", "gpt") == ["gpt-small"]
+    assert completions("incidents", "") == ["ls", "show", "gpt-small"]
+    assert completions("incidents", "--js") == ["--json"]
+    assert completions("incidents", "gpt-small", "--js") == ["--json"]
     (tmp_path / "cluster.yaml").write_text("name: small\nnodes: 3\n")
     assert completions("node", "cordon", "--cluster", "cluster.yaml", "node-") == ["node-0", "node-1", "node-2"]
     assert completions("node", "drain", "", HOLDFAST_CLUSTER="cluster.yaml") == ["node-0", "node-1", "node-2"]
@@ -66,6 +83,37 @@ def test_bash_completes_fault_kinds_and_policies(completions: Completions) -> No
     """From the catalogue."""
     assert completions("faults", "show", "gpu-off") == ["gpu-off-bus"]
     assert completions("policy", "show", "pat") == ["patient"]
+
+
+LINES = {"holdfast st": {"stop", "status"}, "holdfast node dec": {"decommission"}, "holdfast status gpt": {"gpt-small"}}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_fish_completes(line: str, path: str, running: Author, tmp_path: Path) -> None:
+    """A real fish loads the script, and is asked as its own completion asks."""
+    if shutil.which("fish") is None:
+        pytest.skip("fish is not installed: scripts/system_packages.sh installs it")
+    script = f"holdfast admin completion fish | source; complete --do-complete '{line}'"
+    env = environment() | {"PATH": path, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
+    done = subprocess.run(["fish", "--no-config", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert {one.partition("\t")[0] for one in done.stdout.splitlines()} == LINES[line], done.stderr
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_zsh_completes(line: str, path: str, running: Author, tmp_path: Path) -> None:
+    """A real zsh on a terminal loads the script; the tab key completes the line, or lists what fits."""
+    if shutil.which("zsh") is None:
+        pytest.skip("zsh is not installed: scripts/system_packages.sh installs it")
+    setup = "PS1='ready> '; autoload -U compinit; compinit -u -D; eval \"$(holdfast admin completion zsh)\"\n"
+    (tmp_path / ".zshrc").write_text(setup)
+    with Terminal(["zsh", "-d", "-i"], environment() | {"PATH": path, "HOME": str(tmp_path), "ZDOTDIR": str(tmp_path)}) as terminal:
+        wait_until(lambda: "ready> " in terminal.text, seconds=SECONDS, explain=lambda: terminal.text)
+        terminal.type(f"{line}\t\t")
+        wait_until(
+            lambda: all(re.search(rf"\b{name}\b", terminal.text) for name in LINES[line]),
+            seconds=SECONDS,
+            explain=lambda: repr(terminal.raw),
+        )
 
 
 def test_a_damaged_history_or_cluster_completes_nothing(completions: Completions, holdfast_home: Path, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_an_invalid_time_is_refused_with_examples(command: tuple[str, ...], here
     """Field, value, cure; nothing is guessed."""
     done = here(*command, "--since", "yesterday")
     assert done.returncode == 2
-    assert "'yesterday' is neither a duration nor a date" in done.stderr
+    assert "'yesterday'" in done.stderr
     assert '"7d"' in done.stderr
 
 

@@ -13,8 +13,10 @@ from rich.cells import cell_len
 
 from holdfast.cli.job_view import JobView
 from holdfast.cli.node_view import JobNode
+from holdfast.cli.recovery_view import ALWAYS
 from holdfast.history.models import JobTransition
-from policies.states import State
+from holdfast.report.phases import PHASE_OF_STATE
+from policies.states import TERMINAL, State
 from tests.cli.fixed_views import a_recovering_job, a_training_job, drawn, event, transition
 
 SCREENS: Final = Path(__file__).parent / "screens"
@@ -69,12 +71,13 @@ def words(lines: Sequence[str]) -> set[str]:
 
 def test_a_recovery_shows_which_phase_runs_and_for_how_long() -> None:
     """The state machine's own times: they add up to the time since the fault."""
-    for place, name in enumerate(("detect", "decide", "isolate", "reschedule", "resume")):
+    for place, name in enumerate(("diagnose", "diagnose", "isolate", "reschedule", "resume")):
         recovery = a_recovering_job(phase=place).recovery
         assert recovery is not None
         assert [phase.name for phase in recovery.phases if phase.running] == [name]
         assert sum(phase.seconds or 0 for phase in recovery.phases) == pytest.approx(recovery.seconds) == pytest.approx(4.0)
-        assert [phase.name for phase in recovery.phases if phase.seconds is None] == ["decide", "isolate", "reschedule", "resume"][place:]
+        to_come = ["isolate", "reschedule", "resume"][max(0, place - 1) :]
+        assert [phase.name for phase in recovery.phases if phase.seconds is None] == to_come
 
 
 def test_a_wait_is_a_phase_of_its_own_and_repeated_phases_add_up() -> None:
@@ -86,7 +89,7 @@ def test_a_wait_is_a_phase_of_its_own_and_repeated_phases_add_up() -> None:
     view = dataclasses.replace(view, transitions=moves, move=moves[-2])
     assert view.recovery is not None
     times = {phase.name: phase.seconds for phase in view.recovery.phases}
-    assert times == pytest.approx({"detect": 2.35, "decide": 0.01, "isolate": 0.24, "reschedule": 0.4, "wait": 1.0, "resume": None})
+    assert times == pytest.approx({"detect": 1.2, "diagnose": 1.16, "isolate": 0.24, "reschedule": 0.4, "wait": 1.0, "resume": None})
     assert any("no node is free" in line for line in drawn(view, 80, 24))
 
 
@@ -139,7 +142,10 @@ def test_what_a_failure_would_cost_is_known_to_people_and_programs() -> None:
 
 def test_the_states_of_a_recovery_are_those_of_the_state_machine() -> None:
     """A state that is renamed must not lose its phase."""
-    assert {row.after for row in a_recovering_job(phase=4).transitions} <= set(State)
+    without = {State.LAUNCHING, State.RUNNING, State.MIGRATING, State.SUSPENDED}  # nothing is being recovered
+    assert set(PHASE_OF_STATE) == set(State) - TERMINAL - without
+    assert {row.after for row in a_recovering_job(phase=4).transitions} <= set(PHASE_OF_STATE)
+    assert {"detect", *PHASE_OF_STATE.values()} == {*ALWAYS, "wait"}
 
 
 if __name__ == "__main__":

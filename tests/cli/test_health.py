@@ -65,6 +65,13 @@ def test_a_file_without_a_reading_is_refused(here: Command, tmp_path: Path, text
     assert "holdfast node check --local --json" in done.stderr
 
 
+@pytest.mark.parametrize("words", [["n0"], ["--cluster", "c.yaml"]])
+def test_a_check_has_one_target(words: list[str], here: Command) -> None:
+    """This machine, or nodes of a cluster."""
+    done = here("node", "check", "--local", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+
+
 def test_the_target_of_a_check_is_required(here: Command) -> None:
     """Either a cluster or this machine."""
     done = here("node", "check")

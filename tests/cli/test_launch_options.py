@@ -208,7 +208,7 @@ def test_the_output_that_is_shown_is_selected_as_with_torchrun(options: list[str
 
     command = app.commands["run"]
     context = command.make_context("run", [*options, "train.py"])
-    text = shown_ranks(context.params, 2, 2)
+    text = shown_ranks(context.params, TrainingJob(name="a", script="train.py", nnodes=2, nproc_per_node=2))
     assert text is not None
     assert ranks_in(text, 4) == (None if ranks is None else frozenset(ranks))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,41 @@ def test_the_last_lines_of_every_rank_are_shown_with_its_node(here: Command, run
     assert here("logs", "gpt-small", "--rank", "0", "-n", "1").stdout == "line 99\n"
     told = json.loads(here("logs", "--rank", "1", "--json").stdout)
     assert told["logs"] == [{"node": "n0", "log": "rank-1.log", "lines": ["100%", "red ␛[31m and no end"]}]
+
+
+@pytest.mark.parametrize(
+    ("when", "shown"),
+    [
+        (-3600, ["first", "second", "kept", "third"]),  # before the job began
+        (5, ["first", "second", "kept", "third"]),  # in generation 1
+        (15, ["second", "kept", "third"]),  # in generation 2
+        (20, ["second", "kept", "third"]),  # in generation 3, in which the process of generation 2 still ran
+        (None, ["first", "second", "kept", "third"]),
+    ],
+)
+def test_output_since_a_time_begins_with_the_process_that_ran_then(
+    when: int | None, shown: list[str], here: Command, running: Author
+) -> None:
+    """A log holds no times, only where a process began; the history knows when. What another job of the name wrote is left out."""
+    running.generation(4, {"n0": [0, 1], "n2": [2, 3]}, seconds=40)
+    parts = {1: ["first"], 2: ["second", "kept"], 4: ["third"]}
+    text = "".join(
+        "\n".join([f"--- holdfast: rank 0, generation {number} of job {running.job.id}", *lines, ""]) for number, lines in parts.items()
+    )
+    write(job_directory("gpt-small") / "logs", rank_0=f"of an earlier job\n{text}")
+    words = [] if when is None else ["--since", datetime.fromtimestamp(running.zero + when, tz=UTC).isoformat()]
+    told = json.loads(here("logs", "--rank", "0", "--json", *words).stdout)
+    lines = [line for line in told["logs"][0]["lines"] if not line.startswith("---")]
+    assert lines == (shown if when is not None else ["of an earlier job", *shown])
+
+
+def test_a_job_that_ended_before_has_written_nothing_since(here: Command, running: Author) -> None:
+    """However its log looks; and what is no time is refused."""
+    write(job_directory("gpt-small") / "logs", rank_0="one\n")
+    running.move("COMPLETED", "all steps done", seconds=44, event="finished")
+    assert json.loads(here("logs", "--rank", "0", "--json", "--since", "1h").stdout)["logs"][0]["lines"] == ["one"]
+    assert json.loads(here("logs", "--rank", "0", "--json", "--since", "2099-01-01").stdout)["logs"][0]["lines"] == []
+    assert here("logs", "--since", "yesterday").returncode == 2
 
 
 def test_a_log_that_cannot_be_read_is_reported_although_others_of_its_node_can(here: Command, running: Author) -> None:

@@ -13,7 +13,7 @@ import click
 import pytest
 
 from holdfast.cli import app
-from holdfast.cli.parser.base import CLUSTER, HEADINGS, Duration, Ranks, Since, node_names
+from holdfast.cli.parser.base import CLUSTER, HEADINGS, Duration, Ranks, Since, apart_from_default, node_names
 from holdfast.cli.parser.synonyms import SYNONYMS
 from holdfast.exit_codes import OPERATOR_ERROR
 from tests.cli.conftest import Command, environment
@@ -79,7 +79,9 @@ def test_every_command_runs_a_function_that_takes_its_parameters(path: str) -> N
     assert command.callback is not None
     module, _, name = inspect.getclosurevars(command.callback).nonlocals["target"].rpartition(".")
     function = getattr(importlib.import_module(f"holdfast.cli.commands.{module}"), name)
-    inspect.signature(function).bind(**{one.name: None for one in command.params if one.expose_value})
+    names = {str(one.name) for one in command.params if one.expose_value}
+    more = {"default_cluster" for one in command.params if one.callback is apart_from_default}
+    inspect.signature(function).bind(**dict.fromkeys(names | more))
 
 
 @pytest.mark.parametrize("path", SYNONYMS)
@@ -110,6 +112,9 @@ def test_every_synonym_leads_to_a_command_that_exists(path: str) -> None:
         (["node", "drian", "gpu1"], "holdfast node drain"),
         (["checkpoint", "list"], "holdfast checkpoint ls"),
         (["admin", "squeue"], "holdfast ps"),
+        (["incidents", "list"], "holdfast incidents ls"),
+        (["incidents", "describe", "2"], "holdfast incidents show"),
+        (["incidents", "shwo", "2", "--job", "gpt"], "holdfast incidents show"),
     ],
 )
 def test_an_unknown_command_suggests_the_one_that_is_meant(words: list[str], meant: str, here: Command) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from detectors.codec import packed
+from holdfast.errors import UnknownPolicy
 from holdfast.history.models import DecisionRecord, Incident, StragglerDecision
 from holdfast.history.store import History
 from policies.policy import NAMED
 from policies.slowness import StragglerCase
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, refused
 from tests.cli.written_history import Author
 
 MINE = "based_on: patient\nrecommended_actions: {gpu-off-bus: restart}\nrecurring: {times: 2}\ntimeouts: {shrink_restart: 30s}\n"
@@ -56,9 +57,8 @@ def test_a_file_is_shown_with_what_differs_from_its_base(here: Command, tmp_path
 def test_an_unknown_policy_is_refused_with_a_suggestion(here: Command) -> None:
     """A path that is not there is a file that is not there."""
     done = here("policy", "show", "aggressiv")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "no policy or file is called 'aggressiv'. Did you mean 'aggressive'?" in done.stderr
-    assert "does not exist" in here("policy", "show", "mine.yaml").stderr
+    assert refused(done, UnknownPolicy("aggressiv", ("aggressive",), tuple(NAMED)))
+    assert "mine.yaml" in here("policy", "show", "mine.yaml").stderr
 
 
 def test_check_reports_every_problem_of_every_file(here: Command, tmp_path: Path) -> None:

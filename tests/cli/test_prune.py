@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from holdfast.cli.commands.checkpoints import prune
 from holdfast.exit_codes import OPERATOR_ERROR
 from holdfast.history.models import Generation
 from holdfast.history.store import History
@@ -104,8 +107,7 @@ def test_a_damaged_checkpoint_neither_counts_nor_is_deleted(here: Command, book:
 def test_a_checkpoint_that_training_must_not_resume_from_does_not_count(here: Command, book: History, folder: Folder) -> None:
     """After a rollback the older ones are those that a recovery would use."""
     author = a_job(book, folder)
-    facts = {"invalidated": [[40, 2]]}
-    author.write(Generation(job_id=author.job.id, number=2, at=time.time(), world_size=1, ranks={"node-0": [0]}, facts=facts))
+    rolled_back(author, 40, 2)
     told = pruned(here, 1)
     assert (steps_in(told, "kept"), steps_in(told, "deleted"), steps_in(told, "left")) == ([30], [10, 20], [50, 40])
 
@@ -151,6 +153,148 @@ def test_on_a_terminal_a_person_decides(answer: str, left: int, book: History, f
         wait_until(lambda: terminal.status() is not None, seconds=30, explain=lambda: terminal.text)
         assert terminal.status() == 0
     assert len(folder.steps) == left
+
+
+def rolled_back(author: Author, step: int, number: int) -> None:
+    """Write the generation that a rollback to before *step* begins."""
+    facts = {"invalidated": [[step, number]]}
+    author.write(Generation(job_id=author.job.id, number=number, at=time.time(), world_size=1, ranks={"node-0": [0]}, facts=facts))
+
+
+def fails(author: Author) -> None:
+    """Let the job recover from a fault."""
+    author.move("RESCHEDULING", "a fault", seconds=3)
+
+
+def is_rolled_back(author: Author) -> None:
+    """Let the job be rolled back, and train again."""
+    rolled_back(author, 40, 2)
+
+
+MEANWHILE = pytest.mark.parametrize(("happens", "said"), [(fails, "RESCHEDULING"), (is_rolled_back, "rolled back")])
+"""What may happen after it was decided what to delete, and what of it the error names."""
+
+
+@MEANWHILE
+def test_what_happens_while_the_question_is_open_is_noticed(
+    happens: Callable[[Author], None], said: str, book: History, folder: Folder, holdfast_home: Path
+) -> None:
+    """Nothing is deleted although the answer is yes."""
+    author = a_job(book, folder)
+    with Terminal([*PROGRAM, "checkpoint", "prune", "gpt", "--keep", "1"], environment()) as terminal:
+        wait_until(lambda: "[y/N]" in terminal.text, seconds=30, explain=lambda: terminal.text)
+        happens(author)
+        terminal.type("y\n")
+        wait_until(lambda: terminal.status() is not None, seconds=30, explain=lambda: terminal.text)
+        assert terminal.status() == OPERATOR_ERROR
+        assert said in terminal.text
+    assert len(folder.steps) == 5
+
+
+@pytest.mark.parametrize(("module", "name", "left"), [(prune, "plan_prune", 5), (manifest, "remove", 4)], ids=["before", "between"])
+@MEANWHILE
+def test_what_happens_before_a_deletion_is_noticed(
+    *,
+    happens: Callable[[Author], None],
+    said: str,
+    module: ModuleType,
+    name: str,
+    left: int,
+    here: Command,
+    book: History,
+    folder: Folder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a question too, and between two deletions: the error counts those before it."""
+    author = a_job(book, folder)
+    follow(monkeypatch, module, name, lambda: happens(author))
+    done = here("checkpoint", "prune", "gpt", "--keep", "1", "--yes")
+    assert done.returncode == OPERATOR_ERROR
+    assert said in done.stderr
+    assert ("1 checkpoint deleted" in done.stderr) == (left == 4)
+    assert len(folder.steps) == left
+
+
+def follow(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, happens: Callable[[], None]) -> None:
+    """Let something happen once, right after the function *name* of *module* has done its work."""
+    real, events = getattr(module, name), [happens]
+
+    def done(*given: Any) -> Any:
+        found = real(*given)
+        if events:
+            events.pop()()
+        return found
+
+    monkeypatch.setattr(module, name, done)
+
+
+def test_the_states_that_any_job_of_the_folder_has_invalidated_do_not_count(here: Command, book: History, folder: Folder) -> None:
+    """Also one that has ended, and whose description another version wrote: its folder is the recorded one."""
+    ended = a_job(book, folder, "before")
+    rolled_back(ended, 40, 2)
+    ended.move("COMPLETED", "all steps done", seconds=2, event="finished")
+    ended.job.spec |= {"script": None, "of_another_version": 1}
+    with book.session() as session:
+        session.merge(ended.job)
+    elsewhere = a_job(book, Folder(folder.path / "elsewhere"), "other")
+    rolled_back(elsewhere, 10, 9)
+    a_job(book, folder)
+    told = pruned(here, 1)
+    assert (steps_in(told, "kept"), steps_in(told, "deleted"), steps_in(told, "left")) == ([30], [10, 20], [50, 40])
+
+
+def test_a_job_whose_folder_is_not_known_is_refused(here: Command, book: History, folder: Folder) -> None:
+    """No other folder is taken for it."""
+    author = a_job(book, folder)
+    author.job.spec |= {"checkpoint": {"directory": 5}}
+    with book.session() as session:
+        session.merge(author.job)
+    done = here("checkpoint", "prune", "gpt", "--keep", "1", "--yes")
+    assert (done.returncode, "checkpoint.directory" in done.stderr) == (OPERATOR_ERROR, True)
+    assert len(folder.steps) == 5
+
+
+def test_what_an_interrupted_deletion_left_is_removed_first(here: Command, book: History, folder: Folder) -> None:
+    """Also where nothing else is to be deleted; what is being written stays."""
+    a_job(book, folder)
+    remains = [manifest.staging_folder(folder.path, step, "removing", 1) for step in (5, 10)]
+    partial = manifest.staging_folder(folder.path, 60, "partial", 1)
+    for one in (*remains, partial):
+        (one / "some").mkdir(parents=True)
+    told = pruned(here, 4)  # the folder to which the checkpoint of step 10 is moved exists
+    assert (told["remains"], steps_in(told, "deleted")) == ([str(one) for one in remains], [10])
+    remains[0].mkdir()
+    assert (pruned(here, 9)["remains"], partial.exists()) == ([str(remains[0])], True)
+
+
+def test_nothing_is_read_in_full_where_nothing_can_be_deleted(here: Command, book: History, folder: Folder) -> None:
+    """A flipped bit is found only when one would be deleted; invalidated checkpoints are never read."""
+    author = a_job(book, folder)
+    for step in (50, 30):
+        data = bytearray(folder.file(step).read_bytes())
+        data[7] ^= 1
+        folder.file(step).write_bytes(data)
+    told = pruned(here, 5)
+    assert (steps_in(told, "kept"), told["left"]) == ([50, 40, 30, 20, 10], [])
+    rolled_back(author, 40, 2)
+    told = pruned(here, 2)
+    assert (steps_in(told, "kept"), steps_in(told, "deleted")) == ([20, 10], [])
+    assert [(one["step"], one["reason"].partition(":")[0]) for one in told["left"]] == [
+        (50, "invalidated"), (40, "invalidated"), (30, "corrupt"),
+    ]  # fmt: skip
+
+
+def test_a_failed_deletion_names_its_step_and_those_before_it(
+    here: Command, book: History, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the later ones stay."""
+    a_job(book, folder)
+    blocked = manifest.staging_folder(folder.path, 20, "removing", 1) / "some"
+    follow(monkeypatch, manifest, "remove", lambda: blocked.mkdir(parents=True))
+    done = here("checkpoint", "prune", "gpt", "--keep", "1", "--yes")
+    assert done.returncode == OPERATOR_ERROR
+    assert "step 20 cannot be deleted: Directory not empty; 1 was deleted before it" in done.stderr
+    assert folder.steps == [50, 40, 30, 20]
 
 
 @pytest.mark.parametrize("keep", ["0", "-1", "all"])

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine, event
 
 from holdfast.history import FaultRecord, acquire, queries
 from holdfast.history.health_samples import save_sweep
 from holdfast.history.store import History
+from holdfast.report.wording import decided
 from policies.node_health import FRESH, HealthAssessment
 from tests.cli.conftest import Command
 from tests.cli.written_history import TRACEBACK, Author, a_verdict
@@ -67,11 +69,10 @@ def test_status_shows_unhealthy_nodes(here: Command, running: Author, book: Hist
         for node, status, at in (("n0", "unhealthy", now), ("n1", "unhealthy", now), ("n2", "unreachable", now - 2 * FRESH))
     }
     save_sweep(book, cluster, told, [], {})
+    conditions = json.loads(here("status", "gpt-small", "--json").stdout)["conditions"]
+    assert {node: (one["condition"], one["is_bad"]) for node, one in conditions.items()} == {"n0": ("fault", True)}, "of the open incident"
     text = here("status", "gpt-small").stdout
-    assert "n0 unhealthy since" in text
-    assert "n0 is not well" in text
-    assert "n1 is not well" not in text
-    assert "n2 is not well" not in text
+    assert ("n0 is not well" in text, "n1 is not well" in text, "n2 is not well" in text) == (True, False, False)
 
 
 def test_status_shows_staleness_and_cost_of_snapshots(here: Command, running: Author) -> None:
@@ -171,7 +172,7 @@ def test_history_of_a_job_is_in_order(here: Command, running: Author) -> None:
     lines = here("status", "gpt-small", "--events").stdout.splitlines()
     life = [line.split(maxsplit=1)[1] for line in lines if line.startswith("  ") and ":" in line]
     assert life[0] == "LAUNCHING: submitted"
-    assert "incident 1: restart-workers, because restart 1 of 3 within 1 h" in life
+    assert decided(1, "restart-workers", "restart 1 of 3 within 1 h") in life
     assert "spare n3 is gone; 0 spare(s) left" in life
     assert any(line.startswith("checkpoint-corrupt") for line in life)
     assert life.index("generation 1: 4 ranks on n0, n1") < life.index("generation 2: 4 ranks on n0, n1")
@@ -245,6 +246,35 @@ def test_show_quotes_a_traceback_once(here: Command, running: Author, book: Hist
     text = here("incidents", "show", "3", "--job", "gpt-small").stdout
     assert text.count(TRACEBACK.splitlines()[-1]) == 1
     assert "detail: as of worker-exception on rank 3 on n2 above" in text
+
+
+@pytest.mark.parametrize("words", [["ps"], ["ps", "--json"], ["ps", "-a", "--json"]], ids=" ".join)
+def test_a_list_takes_as_many_queries_for_many_jobs_as_for_one(words: list[str], here: Command, book: History) -> None:
+    """Each of them takes a round trip to a PostgreSQL server."""
+    queries: list[str] = []
+
+    def listed(jobs: int) -> tuple[int, int]:
+        queries.clear()
+        done = here(*words)
+        assert sum(f"job-{number}" in done.stdout for number in range(jobs)) == jobs, done.stderr
+        return jobs, len(queries)
+
+    def count(*given: object) -> None:
+        queries.append(str(given[2]))
+
+    event.listen(Engine, "before_cursor_execute", count)
+    try:
+        counts = []
+        for number in range(3):
+            author = Author(book, f"job-{number}", time.time() - 60)
+            author.generation(1, {"n0": [0, 1]}, seconds=1)
+            author.move("RUNNING", "it trains", seconds=2)
+            author.steps(1, 10 + number, generation=1, seconds=3)
+            counts.append(listed(number + 1))
+    finally:
+        event.remove(Engine, "before_cursor_execute", count)
+    assert [queries for _, queries in counts] == [counts[0][1]] * 3
+    assert counts[0][1] > 0
 
 
 def test_nodes_shows_present_and_recorded_states(here: Command, running: Author) -> None:

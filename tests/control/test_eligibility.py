@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -212,22 +213,34 @@ def test_a_persons_cordon_is_seen_while_a_job_runs(history: History, begin: Begi
 
 
 def test_an_unreachable_history_changes_nothing_and_is_updated_later(
-    history: History, begin: Begin, monkeypatch: pytest.MonkeyPatch
+    history: History, begin: Begin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The controller continues with what it knows."""
-    eligibility, _ = begin(history)
-    real = cordons.apply
+    """The controller continues with what it knows, follows what it can still read, and logs the outage once, however often it tries."""
+    caplog.set_level(logging.INFO, "holdfast")
+    eligibility, _ = begin(history, cluster=LocalCluster(name="c", nodes=8))
+    real, tries = cordons.apply, list[str]()
 
-    def away(*_: object, **__: object) -> None:
+    def away(_history: History, _table: CordonTable, node: str, *_: object, **__: object) -> None:
+        tries.append(node)
         raise OSError("the disk is away")
 
     with monkeypatch.context() as patch:
         patch.setattr("holdfast.history.cordons.apply", away)
-        eligibility.record_faults([found("node-1")])
-        wait_until(lambda: eligibility._retry.is_away, seconds=60)
-        assert "node-1" not in eligibility.usable(CLUSTER.names)
-    assert cordons.apply is real
-    wait_until(lambda: state(history, "node-1") is NodeState.QUARANTINED, seconds=60)
+        eligibility.record_faults([found("node-1"), found("node-2", severe=False)])
+        real(history, PLACE, "node-3", lambda node, _: cordon(node, request()), now=time.time())
+        wait_until(lambda: len(tries) >= 3 and "node-3" not in eligibility.usable(CLUSTER.names), seconds=60)
+        assert tries == ["node-1"] * len(tries), "a fault that is not written is not skipped"
+        assert eligibility.usable(CLUSTER.names) == ["node-0", "node-2"]
+        assert eligibility.why_suspect("node-2")
+        assert logged(caplog) == ["eligibility.history-unreachable"]
+    wait_until(lambda: (state(history, "node-1"), state(history, "node-2")) == (NodeState.QUARANTINED, NodeState.SUSPECT), seconds=60)
+    wait_until(lambda: len(logged(caplog)) > 1, seconds=60)
+    assert logged(caplog) == ["eligibility.history-unreachable", "eligibility.history-reachable"]
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the events about the history's reachability that were logged."""
+    return [name for one in caplog.records if (name := str(getattr(one, "event", ""))).startswith("eligibility.history-")]
 
 
 def test_a_drained_node_is_left_and_a_cordoned_one_is_not(history: History, begin: Begin) -> None:

@@ -77,7 +77,7 @@ def worker_of(controller: Controller) -> int:
 def test_an_action_that_waited_in_a_connection_during_a_take_over_is_refused(
     controllers: tuple[Controller, Controller], send_command: str
 ) -> None:
-    """It was sent in time and is read after the take-over, as after a cut of the network."""
+    """It was sent in time and is read after another controller has taken the lease, as after a cut of the network."""
     first, second = controllers
     pid = worker_of(first)
     (node_proxy,) = [pipe.child for pipe in first.reach.pipes]

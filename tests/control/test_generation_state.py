@@ -49,14 +49,14 @@ def test_step_times_do_not_apply_to_a_rank_before_its_first_step() -> None:
 def test_a_rank_without_heartbeats_does_not_hide_a_stall_and_is_the_first_suspect() -> None:
     """Neither one whose agent a reattaching controller cannot reach, nor one whose agent does not report it at a start."""
     limits = HangLimits(startup=60.0, hang_min=5.0)
-    adopted, started = GenerationState(1, {"a": [0], "b": [1]}), GenerationState(1, {"a": [0], "b": [1]})
-    adopted.unseen = {1}
-    for board in (adopted, started):
+    reattached, started = GenerationState(1, {"a": [0], "b": [1]}), GenerationState(1, {"a": [0], "b": [1]})
+    reattached.unseen = {1}
+    for board in (reattached, started):
         send(board, "worker.started", 10.0, rank=0, pid=100)
         beat_of_a(board, 10.0, age=0.0)
-    send(adopted, "worker.stepped", 10.1, rank=0, step=1, until=9)
-    send(adopted, "steps", 10.2, steps=[(1, 10.1, 0.1, 0.5), (2, 10.2, 0.1, 0.5)])
-    for board, later, kind in ((adopted, 20.0, "job-hang"), (started, 80.0, "job-never-stepped")):
+    send(reattached, "worker.stepped", 10.1, rank=0, step=1, until=9)
+    send(reattached, "steps", 10.2, steps=[(1, 10.1, 0.1, 0.5), (2, 10.2, 0.1, 0.5)])
+    for board, later, kind in ((reattached, 20.0, "job-hang"), (started, 80.0, "job-never-stepped")):
         beat_of_a(board, later, age=0.0)
         assert faults_of(board, later, limits) == [], "the other rank makes progress"
         beat_of_a(board, later + 70.0, age=70.0)

@@ -89,6 +89,14 @@ def test_hot_spares_stay_as_long_as_no_place_is_better() -> None:
     assert places_for(1, {"a": 0, "b": 0, "s": 1}, ["a", "b"], {"b": 1}) == ["s"]
 
 
+def test_a_ready_hot_spare_says_how_much_of_its_warm_up_came_from_the_recording() -> None:
+    """One that had to make calls up is slower in its first step."""
+    pool, _, job_events = a_pool("s")
+    pool.maintain(["s"], wanted())
+    pool.note_ready(ready({"id": 0, "role": 1, "seconds": 1.5, "coverage": {"calls": 9, "played": 8, "more": "x"}}))
+    assert any(mentions(words, "hot spare 0", "s", "1.50 s", "8 of 9") for words in job_events)
+
+
 def test_a_hot_spare_on_a_member_ends_once_one_has_warmed_up_on_a_spare_node() -> None:
     """Not before: until then it is the only one."""
     pool, agents, job_events = a_pool("a", "s")

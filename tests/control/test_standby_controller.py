@@ -95,9 +95,9 @@ def test_a_standby_that_reaches_no_node_either_requests_nothing_and_yields(
 
 
 def test_a_running_job_is_reattached_where_its_ranks_could_not_be_counted(history: History, tmp_path: Path) -> None:
-    """They were counted when it was submitted; without it, counting is what fails."""
-    spec = TrainingJob(name="gpt", script="train.py", nproc_per_node="cpu")
-    cluster = cluster_of({"kind": "ssh", "name": "site", "hosts": ["n0"], "known_hosts": str(tmp_path / "known")})
+    """They were counted when it was launched; without it, the cluster file shows that counting would fail."""
+    spec = TrainingJob(name="gpt", script="train.py", nproc_per_node="gpu")
+    cluster = cluster_of({"kind": "ssh", "name": "site", "gpus": 0, "hosts": ["n0"], "known_hosts": str(tmp_path / "known")})
     recorded = spec.model_copy(update={"nproc_per_node": 2}).model_dump(mode="json")
     with pytest.raises(BadParameters):
         take_leadership(history, spec, cluster, FlowRun())

@@ -44,7 +44,7 @@ def test_an_id_says_what_happened_in_kebab_case(name: str) -> None:
 
 @each("name", KINDS)
 def test_every_entry_is_whole(name: str) -> None:
-    """Docs and verdicts print these words: none may be missing, and a cure is no repetition of the title."""
+    """Docs and diagnoses print these words: none may be missing, and a cure is no repetition of the title."""
     entry = CATALOGUE[name]
     words = (entry.title, entry.component, entry.source, entry.action, entry.reference)
     assert all(text.strip() == text and text for text in words)

@@ -1,4 +1,4 @@
-"""From mixed evidence to one diagnosis: scenes as they happen, each with its root, its echoes and how long to wait for more."""
+"""From mixed evidence to one diagnosis: scenes as they happen, each with its root, its secondary failures and how long to wait for more."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ BAD_SHAPE = "ValueError at train.py:3"
 HANGING = Progress(at=400.0, ranks={0: a_rank("n0", age=400.0), 1: a_rank("n1", age=400.0)}, step_seconds=(0.3,) * 8)
 STUCK = CheckpointFailure(node="n0", rank=0, at=0.0, kind="checkpoint-torn", path="/ckpt/step-00000100", why="no manifest")
 CAUSE_SECONDS = 0.5
-"""Echoes from every node wait for their cause: all agents speak, so an end that caused them is on its way."""
+"""Secondary failures from every node wait for their cause: all agents speak, so an end that caused them is on its way."""
 TWINS_SECONDS = 0.3
 """A failure waits for its like on other nodes: ranks in step reach the same line within milliseconds."""
 AWAY = SILENCE_SECONDS + 1.0
-"""An echo waits for a node that says nothing at all until its silence must have been noticed."""
+"""A secondary failure waits for a node that says nothing at all until its silence must have been noticed."""
 
 
 def missing(node: str, number: int = errno.ENOENT) -> StartFailure:
@@ -62,7 +62,7 @@ def before(node: str | None = "n0", step: int | None = 7, signature: str = BAD_S
 
 
 SCENES = {
-    "a killed rank and the echoes of its peers": Scene(
+    "a killed rank and the secondary failures of its peers": Scene(
         evidence=(an_echo("n1", 2, at=0.0), a_killed("n0", 0, at=0.1), an_echo("n0", 1, at=0.2)), root="worker-sigkill", on="rank 0 on n0"
     ),
     "a killed rank and peers whose errors nobody knows": Scene(
@@ -90,7 +90,7 @@ SCENES = {
     "echoes from every node": Scene(
         evidence=(an_echo("n1", 1, at=0.1), an_echo("n0", 0, at=0.2)), root="worker-peer-lost", on="rank 1 on n1", waits=CAUSE_SECONDS
     ),
-    "a watchdog's abort and another echo": Scene(
+    "a watchdog's abort and another secondary failure": Scene(
         evidence=(
             an_end("n1", 1, signal=6, output="terminate called after throwing an instance of 'gloo::IoException'\n  what(): Broken pipe"),
             an_echo("n0", 0, at=0.4),
@@ -102,7 +102,7 @@ SCENES = {
     "an exception on one node so far": Scene(
         evidence=(an_error("n0", 0),), root="worker-exception", on="rank 0 on n0", waits=TWINS_SECONDS
     ),
-    "an exception on one node and the echoes of the others": Scene(
+    "an exception on one node and the secondary failures of the others": Scene(
         evidence=(an_echo("n1", 1, at=0.0), an_error("n0", 0, at=0.3)), root="worker-exception", on="rank 0 on n0"
     ),
     "an exception and peers that all failed of it in a way nobody knows": Scene(
@@ -277,7 +277,7 @@ def test_the_order_in_which_evidence_comes_in_changes_no_diagnosis(name: str) ->
 
 @scenes
 def test_no_longer_is_waited_than_a_diagnosis_needs(name: str) -> None:
-    """Nothing for a root that speaks for itself, a moment for twins, longest for the cause of echoes."""
+    """Nothing for a root that speaks for itself, a moment for twins, longest for the cause of secondary failures."""
     assert evidence_wait_seconds(SCENES[name].faults(), SCENES[name].members) == SCENES[name].waits
 
 
@@ -391,7 +391,7 @@ PIECES = [
 
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=8), st.integers(1, 4))
 def test_any_evidence_has_a_diagnosis_and_an_end_of_waiting(evidence: list[Evidence], members: int) -> None:
-    """The root is no echo where there is anything else, and a node that is gone always beats what follows from it."""
+    """The root is no secondary failure where there is anything else, and a node that is gone always beats what follows from it."""
     faults = seen(*evidence)
     diagnosis = diagnose(faults, (before(),), members)
     assert 0.0 <= evidence_wait_seconds(faults, members) <= AWAY

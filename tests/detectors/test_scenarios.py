@@ -79,11 +79,11 @@ def test_the_root_is_the_one_that_a_person_would_name(name: str) -> None:
 
 @scenarios
 def test_secondary_faults_are_distinguished_from_independent_ones(name: str) -> None:
-    """The echoes are explained by the root; a second cause, and noise, are not."""
+    """The secondary failures are explained by the root; a second cause, and noise, are not."""
     scene, first = SCENARIOS[name], assess_health(name, faults_of(name)).candidates[0]
     follow = {fault.kind for fault in (*first.explains, *first.evidence)}
     assert set(scene["secondary_failures"]) <= follow
-    assert set(scene.get("beside", ())) <= {fault.kind for fault in first.unexplained}
+    assert set(scene.get("unrelated", ())) <= {fault.kind for fault in first.unexplained}
 
 
 @scenarios

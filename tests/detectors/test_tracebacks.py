@@ -226,7 +226,7 @@ def test_a_lost_peer_is_distinguished_from_an_own_error(name: str, message: str,
 
 @pytest.mark.parametrize(("name", "message"), [*LOST, *OWN])
 def test_what_was_printed_is_judged_as_the_runtime_judges_what_was_raised(name: str, message: str) -> None:
-    """A worker with a runtime and one without must not end in different verdicts."""
+    """A worker with a runtime and one without must not end in different diagnoses."""
     base = OSError if name.endswith(("ResetError", "PipeError")) else ValueError if name == "ValueError" else RuntimeError
     module, _, plain = name.rpartition(".")
     error = type(plain, (base,), {"__module__": module or "builtins"})(message)

@@ -1,4 +1,7 @@
-"""How many inputs are drawn: some hundred in the suite, as many as ``FUZZ_EXAMPLES`` says by hand or at night."""
+"""Which inputs are drawn: in the suite the same hundred or so in every run, by hand or at night ``FUZZ_EXAMPLES`` new ones.
+
+A failure prints the input, and the line (`@reproduce_failure`) that tries it again.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,15 @@ from typing import Any, Final
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as some
 
+WANTED: Final = int(os.environ.get("FUZZ_EXAMPLES") or 0)
 SOCKETS: Final = settings(
     deadline=None,
-    max_examples=int(os.environ.get("FUZZ_EXAMPLES") or 150),
+    derandomize=not WANTED,  # a change that breaks nothing does not fail because of what another run has not drawn
+    print_blob=True,
+    max_examples=WANTED or 150,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much],
 )
-SLOW: Final = settings(SOCKETS, max_examples=int(os.environ.get("FUZZ_EXAMPLES") or 50))
+SLOW: Final = settings(SOCKETS, max_examples=WANTED or 50)
 """Where one input takes a tenth of a second."""
 
 ANYTHING: Final[some.SearchStrategy[Any]] = some.recursive(

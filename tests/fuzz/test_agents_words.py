@@ -35,7 +35,7 @@ FACTS: Final[Message] = {
     "at": 5.0, "generation": 1, "rank": 0, "id": 0, "pid": 7, "step": 5, "until": 9, "code": None, "signal": 9, "ended": 5.0,
     "seconds": 0.5, "size": 10, "why": "w", "path": "/p", "name": "n", "kind": "checkpoint-damaged", "group": "g", "output": "",
     "oom": None, "oom_blind": None, "finished": False, "ordered": False, "raised": None, "errno": 5, "loss": 0.5,
-    "steps": [[5, 5.0, 0.1, 0.5]], "ranks": {"0": BEAT}, "said": {}, "events": [], "roles": [[0, 1]], "copies": [],
+    "steps": [[5, 5.0, 0.1, 0.5, 256, None]], "ranks": {"0": BEAT}, "said": {}, "events": [], "roles": [[0, 1]], "copies": [],
     "seen_at": 5.0, "part": "p", "quote": "q", "source": "s", "over": 1, "counter_increases": {},
     "for_generation": 2, "peer": "h:9", "on": [0], "recordings": "/t", "heartbeat": False, "replica": False, "grouped": True, "calls": 1,
 }  # fmt: skip
@@ -128,7 +128,7 @@ def test_nonsense_is_told_once_and_sense_is_heard_after_it(run: JobController) -
 @SOCKETS
 @given(told=spoiled(ABOUT))
 def test_what_an_agent_says_of_itself_is_used_only_if_it_can_be(told: Message) -> None:
-    """A flow that adopts a job reads these fields, of all agents together."""
+    """A flow that reattaches to a job reads these fields, of all agents together."""
     assert answer_error("about", ABOUT) == ""
     if not answer_error("about", told):
         assert max(told["generation"], told["since"]) >= 0

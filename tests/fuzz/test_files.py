@@ -24,7 +24,7 @@ script: train.py
 args: [--rate, 1e-3]
 nnodes: 2
 nproc_per_node: 2
-spares: 1
+spare_nodes: 1
 checkpoint: {directory: c, interval: 20, keep: 2}
 timeouts: {hang_min: 30s, lease: 2m}
 policy: balanced
@@ -39,12 +39,15 @@ jump: [{address: gate.example.org}]
 """
 POLICY = b"""\
 based_on: balanced
-max_restarts: 2
+max_restarts_in_place: 2
 recovery_window: 1h
-actions: [restart-rank, replace-node]
+actions: [restart-workers, replace-node]
 """
-FIELDS = ("name", "script", "command", "args", "nnodes", "checkpoint", "timeouts", "policy", "cluster", "hosts", "kind", "user", "env")
-FOLDED = some.dictionaries(some.sampled_from((*FIELDS, "nodes", "interval", "based_on", "recovery")) | some.text(max_size=4), ANYTHING)
+FIELDS = (
+    "name", "script", "command", "args", "nnodes", "checkpoint", "timeouts", "policy", "cluster", "hosts", "kind", "user", "env", "nodes",
+    "interval", "based_on", "actions", "recovery_window",
+)  # fmt: skip
+FOLDED = some.dictionaries(some.sampled_from(FIELDS) | some.text(max_size=4), ANYTHING)
 
 
 FILES = (
@@ -60,6 +63,14 @@ def refusal(load: Callable[[Path], object], path: Path) -> BadFile | None:
     except BadFile as refused:
         return refused
     return None
+
+
+def test_the_files_that_are_mutated_are_good_ones(tmp_path: Path) -> None:
+    """A file that is refused at once leads no mutation of it any further."""
+    path = tmp_path / "given.yaml"
+    for load, data in ((load_job, JOB), (load_cluster, CLUSTER), (load_policy, POLICY)):
+        path.write_bytes(data)
+        load(path)
 
 
 @given(data=FILES)
@@ -78,25 +89,25 @@ def test_a_file_of_any_bytes_is_read_or_refused_with_words(tmp_path: Path, data:
 
 @given(change=DAMAGE, place=some.integers(0, 400))
 @SOCKETS
-def test_a_journal_that_the_disk_has_damaged_is_told_as_far_as_it_is_whole(tmp_path: Path, change: bytes, place: int) -> None:
-    """Every line that is told is a message with its number; numbers grow; what is in memory is told in any case."""
+def test_a_journal_that_the_disk_has_damaged_is_read_as_far_as_it_is_whole(tmp_path: Path, change: bytes, place: int) -> None:
+    """Every line that is read is a message with its number; numbers grow; what is in memory is there in any case."""
     path = tmp_path / "event-log.jsonl"
     event_log = EventLog(path, max_recent=3)
     for number in range(8):
         event_log.add({"event": "steps", "number": number}, milestone=number == 1)
     data = path.read_bytes()
     path.write_bytes(data[:place] + change + data[place + len(change) :])
-    told = list(event_log.since(0))
-    numbers = [number for number, _ in told]
+    lines = list(event_log.since(0))
+    numbers = [number for number, _ in lines]
     assert numbers == sorted(set(numbers))
     assert {2, 6, 7, 8} <= set(numbers)
-    assert all(decode(line)["seq"] == number for number, line in told)
+    assert all(decode(line)["seq"] == number for number, line in lines)
 
 
 def test_what_a_crash_left_beside_a_job_is_taken_in_as_far_as_it_is_whole(tmp_path: Path) -> None:
     """Lines of any kind: those that are no change go to a file of their own, the history stays usable."""
     history = History.open(f"sqlite:///{tmp_path / 'history.db'}")
-    outbox_path = tmp_path / "spill.jsonl"
+    outbox_path = tmp_path / "outbox.jsonl"
 
     @given(lines=some.lists(some.binary(max_size=40) | ANYTHING.map(lambda one: json.dumps(one).encode()), max_size=4))
     @SOCKETS

@@ -28,6 +28,7 @@ HONEST: Final[dict[str, Message]] = {
         "directory": "/d", "interpreter": "/python", "host": "h", "reached": "10.0.0.1", "agent": None, "clock": 7.5,
         "interfaces": [{"name": "eth0", "address": "10.0.0.1", "network": "10.0.0.0/8"}],
     },
+    "processors": {"gpus": 8, "cpus": 64},
     "agent": {"agent": {"pid": 7, "job": "j"}},
     "fence": {"killed": [7]},
     "replay": {"events": [{"event": "steps"}]},
@@ -50,6 +51,7 @@ ASK: Final[dict[str, Callable[[RemoteNodes], object]]] = {
     "wipe": lambda nodes: nodes.wipe_memory("n", "j"),
     "start": lambda nodes: nodes.start_agent("n"),
     "is_reachable": lambda nodes: nodes.is_reachable("n"),
+    "processors": lambda nodes: nodes.processors("n", None),
     "connect": lambda nodes: nodes.connect("n").close(),
 }
 """All that is asked of a node, and what is done with the answers."""

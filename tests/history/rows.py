@@ -87,7 +87,7 @@ def service_moves(history: History, cluster: str, node: str) -> list[ServiceTran
         return list(session.exec(query.order_by(col(ServiceTransition.number))))
 
 
-def verdict_changes(history: History, cluster: str) -> list[NodeHealthChange]:
+def health_changes(history: History, cluster: str) -> list[NodeHealthChange]:
     """Return what changed about the nodes of *cluster*, oldest first."""
     with history.session() as session:
         return list(

@@ -9,7 +9,7 @@ from detectors.readings import ClockReading, NodeReading
 from holdfast.history import HealthSample, History
 from holdfast.history.health_samples import KnownHealth, health_by_node, latest_health, save_sweep
 from policies.node_health import HealthAssessment, assess_health, health_change
-from tests.history.rows import verdict_changes
+from tests.history.rows import health_changes
 
 
 def swept(history: History, node: str, at: float, reading: NodeReading | None) -> HealthAssessment:
@@ -23,7 +23,7 @@ def swept(history: History, node: str, at: float, reading: NodeReading | None) -
 
 
 def test_a_sweep_is_known_to_the_next_one(history: History) -> None:
-    """Verdicts and readings come back as they were; a node that was not seen keeps its last reading. Changes stay, one row each."""
+    """Health and readings come back as they were; a node that was not seen keeps its last reading. Changes stay, one row each."""
     reading = NodeReading(node="a", at=5.0, clock=ClockReading(synchronized=True, offset=0.25, worst=0.5))
     assert latest_health(history, "c") == {}
     first = swept(history, "a", 10.0, reading)
@@ -34,8 +34,8 @@ def test_a_sweep_is_known_to_the_next_one(history: History) -> None:
     assert known.reading == reading
     assert health_by_node(history, "c") == {"a": third}
     assert (first.status, second.status, third.since) == ("healthy", "unreachable", 20.0)
-    assert [(one.at, one.before, one.after) for one in verdict_changes(history, "c")] == [(20.0, "healthy", "unreachable")]
-    assert verdict_changes(history, "b") == []
+    assert [(one.at, one.before, one.after) for one in health_changes(history, "c")] == [(20.0, "healthy", "unreachable")]
+    assert health_changes(history, "b") == []
     assert health_by_node(history, "another") == {}
 
 

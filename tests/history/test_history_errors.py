@@ -116,9 +116,10 @@ def test_what_is_no_whole_history_is_named_and_left_untouched(tmp_path: Path, pu
     path = tmp_path / "history.db"
     put(path)
     before = snapshot(tmp_path)
-    with pytest.raises(HistoryCorrupt, match=r"Move the file") as caught:
+    with pytest.raises(HistoryCorrupt) as caught:
         History.open(url_of(path), create=create)
-    assert str(path) in str(caught.value)
+    assert caught.value.url == url_of(path)
+    assert caught.value.reason
     after = snapshot(tmp_path)
     assert {name: after[name] for name in before} == before
     assert not after.get("history.db-wal")  # SQLite may have made its companions; nothing is in them
@@ -134,8 +135,9 @@ def test_damage_in_the_middle_is_named_when_it_is_read(tmp_path: Path) -> None:
         file.seek(size // 4096 // 2 * 4096)
         file.write(b"\xff" * (size // 3))
     history = History.open(url_of(path))
-    with pytest.raises(HistoryCorrupt, match="malformed"):
+    with pytest.raises(HistoryCorrupt) as caught:
         queries.steps(history, "j1")
+    assert (caught.value.url, caught.value.reason) == (url_of(path), "database disk image is malformed")
     history.close()
 
 
@@ -146,8 +148,7 @@ def test_a_row_that_is_not_what_was_written_is_named(history: History) -> None:
     assert history.find_corrupt_row() is None
     with history.engine.begin() as connection:
         connection.execute(sql("UPDATE job SET spec = '[1]' WHERE id = 'j2'"))
-    named = r"row j2 of table 'job' cannot be read: its column 'spec' holds .*, which is no object"
-    with pytest.raises(RowCorrupt, match=named) as caught, history.session() as session:
+    with pytest.raises(RowCorrupt, match=r"its column 'spec' holds .*, which is no object") as caught, history.session() as session:
         _ = [job.spec["name"] for job in session.exec(select(models.Job)).all()]
     assert (caught.value.table, caught.value.row) == ("job", "j2")
 
@@ -167,8 +168,9 @@ def test_an_empty_file_becomes_a_history(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
     """A file stands where the folder should."""
     (tmp_path / "file").touch()
-    with pytest.raises(NotWritable, match=r"file.deep"):
+    with pytest.raises(NotWritable) as caught:
         History.open(url_of(tmp_path / "file" / "deep" / "history.db"))
+    assert (caught.value.path, caught.value.reason) == (url_of(tmp_path / "file" / "deep" / "history.db"), "Not a directory")
     reader = History.open(url_of(tmp_path / "file" / "history.db"), create=False)
     assert queries.jobs(reader) == []
     reader.close()
@@ -221,8 +223,9 @@ def test_a_fresh_file_locked_by_another_process_is_named(tmp_path: Path, child: 
     locker = child("lock_file", str(path), statement)
     assert locker.hear() == "locked"
     before = snapshot(tmp_path)
-    with pytest.raises(HistoryLocked, match=r"history\.db"):
+    with pytest.raises(HistoryLocked) as caught:
         History.open(url_of(path), patience=0.2)
+    assert caught.value.url == url_of(path)
     assert snapshot(tmp_path) == before
     locker.tell()
     assert locker.hear() == "let go"

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import UnknownIncident, UnknownJob
-from holdfast.history import Generation, History, JobEvent, NodeStatusChange, Phase, Request, queries
+from holdfast.history import Generation, History, JobEvent, JobTransition, NodeStatusChange, Phase, Request, queries
 from tests.history.rows import a_decision, a_fault, a_job, a_move, a_step, an_incident
 
 
@@ -152,6 +152,26 @@ def test_the_curve_has_each_step_once_from_its_newest_generation(history: Histor
     finally:
         with history.engine.begin() as connection:
             connection.exec_driver_sql("DELETE FROM step")
+
+
+def test_queries_of_many_jobs_find_what_those_of_one_find(history: History) -> None:
+    """On both databases; a job that has nothing has nothing, and others are left out."""
+    write(history, *(a_job(name, id=name) for name in ("a", "b", "empty", "other")))
+    reported = [("a", 1, 7), ("a", 2, 5), ("a", 2, 6), ("b", 1, 3), ("other", 9, 9)]
+    write(history, *(a_step(job, step, generation=generation) for job, generation, step in reported))
+    for job, after in (("a", "RUNNING"), ("b", "LAUNCHING"), ("a", "RESUMING"), ("other", "RUNNING")):
+        write(history, a_move(job, after))
+    jobs = ["a", "b", "empty"]
+    last = {job: one for job in jobs if (one := queries.last_step(history, job)) is not None}
+    assert queries.last_steps(history, jobs) == last
+    assert {job: (one.generation, one.step) for job, one in last.items()} == {"a": (2, 6), "b": (1, 3)}
+    assert queries.states_of(history, jobs) == {job: queries.state_of(history, job) for job in ("a", "b")}
+    assert queries.by_job(history, JobTransition, jobs) == {job: queries.transitions(history, job) for job in jobs}
+    times = {"a": last["a"].at - 1.5, "b": last["b"].at}
+    assert queries.steps_after(history, times) == {"a": queries.steps(history, "a", after=times["a"])}
+    assert not queries.last_steps(history, [])
+    assert not queries.states_of(history, [])
+    assert not queries.steps_after(history, {})
 
 
 def test_the_terminal_states_are_those_of_the_policies() -> None:

@@ -70,7 +70,7 @@ def test_faults_are_the_interruptions_that_were_nobodys_wish_and_not_the_scripts
 
 
 def test_recoveries_are_counted_by_rung_and_by_whether_they_went_back(history: History) -> None:
-    """A take-over goes back only when no living rank held the state, a restart only when the memory of nodes did not."""
+    """A replacement of ranks goes back only when no living rank held the state, a restart only when the memory of nodes did not."""
     rows = [
         *recovered("j", 1, "replace-ranks", {}, facts={"source": "live"}),
         *recovered("j", 2, "replace-ranks", {}, facts={"source": "checkpoint"}),

@@ -1,4 +1,4 @@
-"""A script without torch whose "groups can be mended": it speaks every word of a take-over and of a planned move, over the real line.
+"""A script without torch that replaces ranks in its groups: it sends every message of that and of a planned migration over the real socket.
 
 Ranks meet through files beside the checkpoints: those that live leave there where they stand, and all go on from the lowest step.
 """

@@ -9,6 +9,7 @@ import httpx
 from tests.waiting import wait_until
 
 SECONDS = 60.0
+"""How long Prefect's server waits for its SQLite (`PRAGMA busy_timeout`): a write that is stuck behind another one ends by then."""
 
 
 def ask(url: str, body: Any = None, *, method: str = "") -> Any:

@@ -15,7 +15,7 @@ from holdfast.cluster.local import LocalNodes
 from holdfast.history import History
 from holdfast.history.health_samples import health_by_node
 from holdfast.report.node_text import CELL
-from tests.history.rows import verdict_changes
+from tests.history.rows import health_changes
 from tests.integration.conftest import PrefectServer
 from tests.integration.test_prefect_shows import asked
 from tests.mentions import one_line_mentions
@@ -59,7 +59,7 @@ def test_nodes_are_shown_and_only_changes_are_told(prefect_server: PrefectServer
 
     wait_until(lambda: unreachable(prefect_server), seconds=60)
     with closing(History.open(f"sqlite:///{prefect_server.home / 'history.db'}", create=False)) as history:
-        told = [(one.node, one.after) for one in verdict_changes(history, "checked")]
+        told = [(one.node, one.after) for one in health_changes(history, "checked")]
         assert told.count(("node-1", "unreachable")) == 1
         assert health_by_node(history, "checked")["node-1"].status == "unreachable"
     assert len(unreachable(prefect_server)) == 1
@@ -73,8 +73,9 @@ def run(server: PrefectServer) -> None:
 
 def unreachable(server: PrefectServer) -> list[dict[str, Any]]:
     """Return the events of nodes that became unreachable."""
-    found = asked(server, "events/filter", filter={"event": {"name": ["holdfast.node.unreachable"]}}, limit=50)
-    return [one for one in found["events"] if one["payload"]["cluster"] == "checked"]
+    nodes = [f"holdfast.node.checked.node-{number}" for number in range(3)]
+    wanted = {"event": {"name": ["holdfast.node.unreachable"]}, "resource": {"id": nodes}}
+    return list(asked(server, "events/filter", filter=wanted, limit=50)["events"])
 
 
 def test_a_look_is_one_look_by_default() -> None:

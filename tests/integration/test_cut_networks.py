@@ -34,10 +34,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 PACE = 0.1
 """Seconds of a step, at least: ranks that train faster leave little of two cores to who is looked at."""
 UNHEARD = 45
-"""Steps that go by meanwhile: longer than it takes an agent's silence as a sign, `timeouts.heartbeat`."""
+"""Steps that go by meanwhile, 4.5 s at least: longer than it takes an agent's silence as a sign, `timeouts.heartbeat`."""
 Begin = Callable[..., AbstractContextManager[HostJob]]
 DETACHED = 6
-"""Exit status of a flow that let go of its job."""
+"""Exit status of a flow that detached from its job."""
 EVERY = 10
 """Steps between two checkpoints; the agent of rank 0 tells of them."""
 
@@ -235,7 +235,7 @@ def test_a_recovery_that_comes_to_its_deadline_unheard_is_waited_for(rack: Rack,
     known, before = len(job.incidents()), job.chaos.ranks()
     (job.place / "hang-1").touch()  # the rank, and then the hot spare that takes its place
     number = job.generation().number + 1
-    job.until(lambda: job.state() == "RESUMING" and taken_over(job, number, before), "a take-over that has been ordered")
+    job.until(lambda: job.state() == "RESUMING" and taken_over(job, number, before), "a replacement of ranks that has been ordered")
     during = job.chaos.ranks()
     deadline = time.time() + PolicyTimeouts().replace_ranks
     with deaf(rack, job):
@@ -294,10 +294,10 @@ def test_a_flow_that_takes_over_after_a_host_was_lost_gives_its_rank_to_another(
 def test_a_recovery_that_a_dead_flow_had_ordered_goes_on_while_a_host_cannot_be_reached(job: HostJob, way: str, kind: str) -> None:
     """The next flow presumes of its rank what the others do; when it turns out to be gone another takes its place, and no rank restarts."""
     job.settles()
-    known, before, taken_up = len(job.incidents()), job.chaos.ranks(), len(adopted(job))
-    (job.place / "hang-1").touch()  # the rank, and then the hot spare that takes its place: the take-over comes to no step
+    known, before, taken_up = len(job.incidents()), job.chaos.ranks(), len(reattached(job))
+    (job.place / "hang-1").touch()  # the rank, and then the hot spare that takes its place: the replacement of ranks comes to no step
     number = job.generation().number + 1
-    job.until(lambda: job.state() == "RESUMING" and taken_over(job, number, before), "a take-over that has been ordered")
+    job.until(lambda: job.state() == "RESUMING" and taken_over(job, number, before), "a replacement of ranks that has been ordered")
     job.flows[-1].kill()
     job.flows[-1].wait()
     assert job.state() == "RESUMING"
@@ -313,8 +313,8 @@ def test_a_recovery_that_a_dead_flow_had_ordered_goes_on_while_a_host_cannot_be_
     try:
         (job.place / "hang-1").unlink()
         job.start()
-        job.until(lambda: len(adopted(job)) > taken_up, "a flow that knows of the other ranks")
-        assert f"in state RESUMING: {len(stay)} worker(s)" in adopted(job)[-1], job.log()
+        job.until(lambda: len(reattached(job)) > taken_up, "a flow that knows of the other ranks")
+        assert f"in state RESUMING: {len(stay)} worker(s)" in reattached(job)[-1], job.log()
         job.until(lambda: job.state() == "RUNNING" and all(one.outcome for one in job.incidents()), "the end of the recovery")
         job.runs()
         seen = job.chaos.ranks()  # as far as their hosts can be asked
@@ -333,8 +333,8 @@ def test_a_recovery_that_a_dead_flow_had_ordered_goes_on_while_a_host_cannot_be_
         assert host.name not in {one.node for one in seen.values()}
 
 
-def adopted(job: HostJob) -> list[str]:
-    """Return what flows said that adopted the job."""
+def reattached(job: HostJob) -> list[str]:
+    """Return what flows said that reattached to the job."""
     return [one.text for one in queries.job_events(job.history, job.row.id) if "reattached to the job" in one.text]
 
 
@@ -567,7 +567,7 @@ def test_a_collective_that_is_held_up_for_a_while_goes_on_by_itself(begun: Begin
 
 def test_a_job_that_needs_two_hosts_which_do_not_reach_each_other_waits_until_they_do(begun: Begin) -> None:
     """Nothing can be had in the place of either: each start would come to nothing, and use up what the job may try."""
-    with begun("apart", {"interval": 5}, {"nnodes": 4, "nproc_per_node": 1}) as apart:
+    with begun("hosts-apart", {"interval": 5}, {"nnodes": 4, "nproc_per_node": 1}) as apart:
         apart.settles()
         one, other = apart.host_of(1), apart.host_of(2)
         one.cut([other])

@@ -131,7 +131,7 @@ def test_below_its_least_width_the_job_waits_until_a_node_is_back(stage: Stage) 
 
 
 def test_a_job_that_waits_too_long_fails_with_the_reason(stage: Stage) -> None:
-    """The verdict says what was tried."""
+    """The reason says what was tried."""
     timeouts = {"recovery": {"wait_for_capacity": "1s"}}
     play = stage.play("waits-too-long", args=["--steps", "40"], nnodes=3, nproc_per_node=1, timeouts=timeouts)
     play.chaos.at_step(8, lambda: play.chaos.power_off(1))
@@ -143,7 +143,7 @@ def test_a_job_that_waits_too_long_fails_with_the_reason(stage: Stage) -> None:
 def test_a_job_that_never_steps_is_restarted_then_fails(stage: Stage) -> None:
     """Three recoveries without a step are enough."""
     play = stage.play(
-        "never",
+        "never-steps",
         args=["--first", "line.mark('group', 0.0); time.sleep(3600)"],
         **TWO,
         timeouts={"startup": "1s", "recovery": {"restart_workers": "2s", "replace_node": "2s", "shrink_restart": "2s"}},
@@ -191,7 +191,7 @@ def test_a_script_that_knows_nothing_of_holdfast_runs_and_is_restarted(stage: St
 
 
 def test_a_command_that_cannot_be_started_is_told_and_fails_the_job(stage: Stage) -> None:
-    """The verdict holds the system's own words."""
+    """The reason has the system's own words."""
     play = stage.play("nothing", command=["/no/such/program"], **TWO)
     assert play.ends() == 1, play.log()
     assert "No such file" in play.reason()
@@ -205,7 +205,7 @@ def test_more_nodes_than_there_are_is_refused_with_the_cure(stage: Stage) -> Non
 
 
 def test_a_stop_ends_the_workers_gently(stage: Stage) -> None:
-    """A person's request is carried out within the grace, and the verdict is CANCELLED."""
+    """A person's request is carried out within the grace, and the state is CANCELLED."""
     first = "signal.signal(signal.SIGTERM, lambda *_: (print('saved before leaving', flush=True), sys.exit(0)))"
     play = stage.play("stops", args=["--steps", "2000", "--first", first], **TWO)
     play.steps_to(5)

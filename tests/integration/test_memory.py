@@ -96,7 +96,7 @@ def test_replicas_follow_the_jobs_nodes(stage: Stage) -> None:
 
 def test_memory_outlives_an_agent_and_a_flow(stage: Stage) -> None:
     """A new agent of the node finds the memory store and serves it where the old one did; a new flow leaves the homes as they are."""
-    play = stage.play("again", args=["--steps", "2000", "--first", FIRST, "--each", EACH], nnodes=2, nproc_per_node=1)
+    play = stage.play("again-with-memory", args=["--steps", "2000", "--first", FIRST, "--each", EACH], nnodes=2, nproc_per_node=1)
     play.steps_to(3)
     first, second, *_ = homes(play)
     wait_until(lambda: keeps(play, first, second, rank=1, lineage=1), seconds=60, explain=play.log)
@@ -109,9 +109,9 @@ def test_memory_outlives_an_agent_and_a_flow(stage: Stage) -> None:
     )
     assert told(stage, play, "servers") == before
     play.dies()
-    again = stage.again("again", play.spec)
-    adopted = lambda: any("reattached" in remark.text for remark in queries.job_events(stage.history, play.job.id))  # noqa: E731
-    wait_until(adopted, seconds=60, explain=again.log)
+    again = stage.again("again-with-memory", play.spec)
+    reattached = lambda: any("reattached" in remark.text for remark in queries.job_events(stage.history, play.job.id))  # noqa: E731
+    wait_until(reattached, seconds=60, explain=again.log)
     newest = copied(stage, play, first)
     wait_until(lambda: copied(stage, play, first) > newest + 20, seconds=60, explain=again.log)
     os.kill(again.process.pid, signal.SIGTERM)

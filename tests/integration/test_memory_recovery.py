@@ -150,7 +150,7 @@ def on_record(play: Play) -> Snapshots | None:
 
 def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage, undisturbed: dict[str, Any]) -> None:
     """Shards that lived on the lost node alone come from their replica; what all processes held comes from the memory of their nodes."""
-    play = gated(stage, "broken", 21, 45, 60)
+    play = gated(stage, "lost-twice", 21, 45, 60)
     play.steps_to(20)
     node, newest = replicated(play, 0)
     cut_off(play, node)
@@ -181,8 +181,8 @@ def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage, undistu
     assert lost(play) >= 0, play.log()
     assert (play.incidents()[1].resumed_step or 0) >= there, play.log()
     assert play.ends() == 0, play.log()
-    assert result(stage, "broken") == undisturbed
-    assert not list((stage.home / "jobs" / "broken" / "checkpoints").glob("step-*"))
+    assert result(stage, "lost-twice") == undisturbed
+    assert not list((stage.home / "jobs" / "lost-twice" / "checkpoints").glob("step-*"))
     assert stage.kept() == []
 
 
@@ -190,14 +190,14 @@ def test_copies_under_torchs_own_groups_go_on_from_memory_too(stage: Stage, alon
     """There is no vote and nobody stays: new processes find the newest step that all have whole, position and generators with it."""
     script, undisturbed = Path(__file__).with_name("copies.py"), stage.home / "undisturbed.json"
     args = ["100", str(stage.home / "broken.json")]
-    play = stage.play("broken", script=str(script), args=args, nnodes=2, nproc_per_node=1, checkpoint=ALWAYS)
+    play = stage.play("broken-rank", script=str(script), args=args, nnodes=2, nproc_per_node=1, checkpoint=ALWAYS)
     play.steps_to(30)
     kill_all(play)
     wait_until(lambda: play.saw(1) and play.incidents()[0].outcome, seconds=60, explain=play.log)
     assert 0 <= lost(play) <= 2, play.log()
     assert play.ends() == 0, play.log()
     alone(script, 100, undisturbed, 0)
-    assert json.loads(undisturbed.read_text()) == result(stage, "broken")
+    assert json.loads(undisturbed.read_text()) == result(stage, "broken-rank")
 
 
 def test_what_is_lost_in_memory_comes_from_the_disk(stage: Stage, undisturbed: dict[str, Any]) -> None:

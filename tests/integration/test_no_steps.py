@@ -61,7 +61,7 @@ def test_before_a_job_that_gets_nowhere_is_failed_its_spare_is_tried(stage: Stag
 def test_the_silence_of_ranks_that_outlive_the_one_that_prints_is_no_hang(stage: Stage) -> None:
     """Rank 0 alone prints, and ends first: the job is not started again for what the others do meanwhile, nor before it has printed."""
     loads = "import time; time.sleep(2.5)\n"
-    play = unmanaged(stage, "quiet", loads + FIRST_ENDS.format(seconds=2.5), timeouts={"log_silence": "1s"})
+    play = unmanaged(stage, "quiet-end", loads + FIRST_ENDS.format(seconds=2.5), timeouts={"log_silence": "1s"})
     assert play.ends() == 0, play.log()
     assert play.kinds() == []
     assert len(queries.generations(stage.history, play.job.id)) == 1

@@ -14,8 +14,11 @@ from typing import Any
 
 import pytest
 
+from holdfast.cli.changes import end_change
+from holdfast.cli.job_view import view_job
 from holdfast.cli.recovery_view import ALWAYS as PHASES
 from holdfast.history import History, holder_of, queries
+from holdfast.report.phases import label_of
 from holdfast.testing.orphans import leftovers
 from policies.states import State
 from tests.cli.terminal import Terminal
@@ -163,7 +166,8 @@ def test_a_job_runs_to_its_end(place: Place) -> None:
     lines = [line[10:] for line in said.splitlines() if not line.startswith("[rank 0]")]
     assert mentions(lines[0], "'binary'", "binary.py", "1 node", "cluster 'local'", "2 ranks")
     told = [line.partition(": ")[0] for line in lines if line.partition(": ")[0] in set(State)]
-    assert told == states(place, "binary"), "so short a job may have ended before it was seen at work"
+    assert told == states(place, "binary")
+    assert told in (["LAUNCHING", "RUNNING", "COMPLETED"], ["LAUNCHING", "COMPLETED"]), "so short a job may end before it is seen at work"
     assert any(line.startswith("job 'binary' COMPLETED after") for line in lines[-3:])
     assert lines[-1].split()[0] == "Prefect", "the page of the flow run"
     assert any(bytes(range(256)) in log.read_bytes() for log in place.home.glob("jobs/binary/logs/*"))
@@ -185,7 +189,7 @@ pathlib.Path(f"shown-{os.environ['RANK']}").write_text(os.environ["CUDA_VISIBLE_
 def test_local_nodes_share_no_gpu(place: Place) -> None:
     """Two GPUs for three nodes: two nodes train, each with its own; a job for three is refused before anything starts, with advice."""
     place.environment["CUDA_VISIBLE_DEVICES"] = "6,7"
-    place.job("shown", SHOWN)
+    place.job("shows-gpus", SHOWN)
     job = "name: shown\nscript: shown.py\ncluster: {nodes: 3}\nnnodes: %d\n"
     (place.folder / "shown.yaml").write_text(job % 3)
     status, said = place.done("run", "shown.yaml")
@@ -211,12 +215,77 @@ def test_a_program_reads_how_it_went(place: Place) -> None:
     gone(place)
 
 
+TRAINS = """
+import sys, torch, holdfast
+model = torch.nn.Linear(1, 1)
+with holdfast.session(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)) as session:
+    for step in session.steps(until=int(sys.argv[1])):
+        step.end(1.0)
+"""
+
+
+def test_a_complete_job_that_runs_again_says_so(place: Place) -> None:
+    """Status 0, at which step it was complete, and what to do; with more steps it trains on from there."""
+    name = place.job("done", TRAINS, 'args: ["3"]\n')
+    assert ended(place, name)["complete_before"] is None
+    again = ended(place, name)
+    assert (again["state"], again["complete_before"], again["step"]) == ("COMPLETED", 3, None)
+    assert one_line_mentions(again["text"], "'done'", "complete", "step 3", "args", "name", str(place.home / "jobs/done/checkpoints"))
+    status, said = place.done("status", "done", "--json")
+    assert (status, json.loads(said)["complete_before"]) == (0, 3)
+    further = ended(place, place.job("done", TRAINS, 'args: ["5"]\n'))
+    assert (further["complete_before"], further["step"]) == (None, 5)
+    gone(place)
+
+
+COUNTED = """
+import time, torch, holdfast
+from torch.utils.data import DataLoader
+model = torch.nn.Linear(1, 1)
+data = holdfast.Loader(DataLoader(torch.zeros(4096, 1), batch_size=8))
+with holdfast.session(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data=data) as session:
+    batches = iter(data)
+    for step in session.steps(until=40):
+        next(batches), next(batches)
+        time.sleep(0.01)
+        step.end(1.0, tokens=4000)
+"""
+
+
+def test_the_size_of_steps_gets_from_the_worker_to_the_page(place: Place) -> None:
+    """Tokens as the script reports them, samples as the Loader knows them: history, watching, `status` and report."""
+    status, said = place.done("run", place.job("sized", COUNTED), "--json")
+    assert status == 0, said + place.log()
+    with closing(History.open(place.history, create=False)) as history:
+        rows = queries.steps(history, queries.newest_job(history, "sized").id)
+    assert {(row.samples, row.tokens) for row in rows} == {(16, 4000)}
+    status, said = place.done("status", "sized", "--json")
+    record = json.loads(said)
+    assert record["tokens_per_s"] == pytest.approx(250 * record["samples_per_s"])
+    assert record["tokens_per_s"] == pytest.approx(4000 * record["rate"])
+    status, said = place.done("status", "sized")
+    assert re.search(r"^ +rate .* tokens/s, [\d,.]+ samples/s$", said, re.MULTILINE), said
+    status, said = place.done("report", "sized", "-o", "report.html")
+    assert (status, "tokens per second</text>" in (place.folder / "report.html").read_text()) == (0, True)
+    gone(place)
+
+
+def ended(place: Place, job: str) -> dict[str, Any]:
+    """Run a job to its successful end; return the last record, and as `text` what a person reads there."""
+    status, said = place.done("run", job, "--json")
+    assert status == 0, said + place.log()
+    record: dict[str, Any] = json.loads(said.splitlines()[-1])
+    with closing(History.open(place.history, create=False)) as history:
+        record["text"] = end_change(history, view_job(history, queries.newest_job(history, "done"))).text
+    return record
+
+
 def test_the_users_own_error_ends_the_job_with_its_traceback(place: Place) -> None:
     """Status 1, the traceback, and where all of it stands."""
-    status, said = place.done("run", place.job("wrong", "def train():\n    return 1 / 0\n\ntrain()\n"))
+    status, said = place.done("run", place.job("wrong-division", "def train():\n    return 1 / 0\n\ntrain()\n"))
     assert status == 1
     assert "│ ZeroDivisionError: division by zero" in said
-    assert one_line_mentions(said, "--job wrong")
+    assert one_line_mentions(said, "--job wrong-division")
     gone(place)
 
 
@@ -301,7 +370,7 @@ for step in range(1, 100_000):
 
 def phase_on(terminal: Terminal) -> list[str]:
     """Return the phases of a recovery that were marked as running, in the order in which they were drawn."""
-    return list(dict.fromkeys(re.findall(r"▶ ([a-z]+)", terminal.text)))
+    return list(dict.fromkeys(re.findall(r"▶ (?:T[\dT-]+ )?([a-z]+)", terminal.text)))
 
 
 def rows(terminal: Terminal) -> dict[str, str]:
@@ -323,20 +392,21 @@ def test_a_recovery_is_visible_as_it_happens(place: Place) -> None:
         assert {"step", "loss", "nodes", "spares", "checkpoint", "at risk"} <= rows(terminal).keys()
         assert "2 ranks on 1 node" in rows(terminal)["nodes"]
         os.kill(int((place.folder / "pid-1").read_text()), signal.SIGKILL)
-        wait_until(lambda: "▶ resume" in rows(terminal).get("recovery", ""), seconds=SECONDS, explain=lambda: terminal.text)
+        wait_until(lambda: "▶ T2-T4 resume" in rows(terminal).get("recovery", ""), seconds=SECONDS, explain=lambda: terminal.text)
         during = rows(terminal)
         assert during["incident"].startswith("1: worker-sigkill on rank 1")
         assert during["action"].startswith("restart-workers: ")
         wait_until(lambda: "1 recovered by" in rows(terminal).get("incident", ""), seconds=SECONDS, explain=lambda: terminal.text)
         assert sorted(phase_on(terminal), key=PHASES.index) == phase_on(terminal), "in the order of the state machine"
-        assert re.sub(r" [\d.]+ m?s\b", "", rows(terminal)["recovery"]).replace("·", " ").split() == list(PHASES)
+        shown = re.sub(r" [\d.]+ m?s\b", "", rows(terminal)["recovery"]).replace("·", " ").split()
+        assert shown == " ".join(map(label_of, PHASES)).split()
         (place.folder / "enough").touch()
         wait_until(lambda: terminal.status() is not None, seconds=SECONDS, explain=lambda: terminal.text)
     gone(place)
 
 
 def test_a_killed_flow_is_told_adopted_and_stopped(place: Place) -> None:
-    """Status 4 says that training goes on; the same command adopts the very worker; `stop` ends it."""
+    """Status 4 says that training goes on; the same command reattaches to the very worker; `stop` ends it."""
     name = place.job("kept", NAP)
     first = place.start("run", name)
     worker = place.worker()
@@ -362,7 +432,7 @@ def test_a_killed_flow_is_told_adopted_and_stopped(place: Place) -> None:
 
 
 def test_a_command_that_is_told_to_let_go_passes_it_on_and_ends_without_its_job(place: Place) -> None:
-    """Status 6, said in a sentence; the same command adopts the very worker."""
+    """Status 6, said in a sentence; the same command reattaches to the very worker."""
     name = place.job("let", NAP)
     first = place.start("run", name)
     worker = place.worker()
@@ -436,5 +506,6 @@ def test_a_flow_that_cannot_start_is_told_with_its_last_words(place: Place) -> N
     said, _ = child.communicate(timeout=SECONDS)
     assert child.returncode == 1
     assert "RuntimeError: no prefect here" in said
-    assert one_line_mentions(said, "'never'")
+    assert one_line_mentions(said, "'never'", 1)
+    assert place.state("never") == "", "it never began"
     gone(place)

@@ -108,11 +108,11 @@ def is_drained(slurm: SlurmServer, node: str) -> bool:
 
 def test_a_job_asks_for_nodes_recovers_on_them_is_put_back_into_the_queue_and_leaves_nothing(stage: SlurmStage) -> None:
     """A killed rank is restarted in place; what Slurm requeues goes on in the same allocation, when that begins anew."""
-    play = stage.play("plain", args=["--steps", "100000"], **TWO)
+    play = stage.play("plain-in-slurm", args=["--steps", "100000"], **TWO)
     play.steps_to(5)
-    (number,) = stage.allocations("plain")
+    (number,) = stage.allocations("plain-in-slurm")
     assert one_line_mentions(job_events(play), "2 nodes", f"job {number}")
-    assert f"Slurm job {number} has " in holdfast(stage, "status", "plain")
+    assert f"Slurm job {number} has " in holdfast(stage, "status", "plain-in-slurm")
     cluster = stage.home / "cluster.json"
     cluster.write_text(json.dumps(stage.described()))
     seen = json.loads(holdfast(stage, "node", "ls", "--cluster", str(cluster), "--json"))["nodes"]
@@ -128,25 +128,25 @@ def test_a_job_asks_for_nodes_recovers_on_them_is_put_back_into_the_queue_and_le
     recovered(play, 2)
     goes_on(play)
     assert [one.kind for one in play.incidents()] == ["worker-sigkill", "node-leaving"], story(play)
-    assert stage.allocations("plain") == [number], story(play)
+    assert stage.allocations("plain-in-slurm") == [number], story(play)
     assert "Restarts=1" in stage.slurm.run("scontrol", "show", "job", number), job_events(play)
     play.stops()
-    assert stage.allocations("plain") == []
+    assert stage.allocations("plain-in-slurm") == []
 
 
 def test_a_lost_node_gives_way_to_the_spare_one_and_a_further_allocation_to_the_next(stage: SlurmStage) -> None:
     """A missing node is requested anew at once; a node that is cordoned is drained in Slurm, and given back when it is uncordoned."""
-    play = stage.play("lost", args=["--steps", "100000", "--each", TOGETHER], **TWO, spare_nodes=1)
+    play = stage.play("lost-in-slurm", args=["--steps", "100000", "--each", TOGETHER], **TWO, spare_nodes=1)
     play.steps_to(5)
-    (first,) = stage.allocations("lost")
+    (first,) = stage.allocations("lost-in-slurm")
     lost = play.chaos.ranks()[1].node
     stage.take_node(lost)
     recovered(play)
     goes_on(play)
     assert (play.kinds(), [one.action for one in play.incidents()]) == (["node-lost"], ["replace-node"]), play.log()
 
-    wait_until(lambda: len(stage.allocations("lost")) == 2, seconds=60, explain=lambda: job_events(play))
-    further = next(number for number in stage.allocations("lost") if number != first)
+    wait_until(lambda: len(stage.allocations("lost-in-slurm")) == 2, seconds=60, explain=lambda: job_events(play))
+    further = next(number for number in stage.allocations("lost-in-slurm") if number != first)
     spare = next(name for name in stage.slurm.names if name != lost and name not in newest(play).ranks)
     wait_until(lambda: stage.nodes._view(spare).job == play.job.id, seconds=60, explain=lambda: job_events(play))
     second = play.chaos.ranks()[0].node
@@ -154,7 +154,7 @@ def test_a_lost_node_gives_way_to_the_spare_one_and_a_further_allocation_to_the_
     recovered(play, 2)
     goes_on(play)
     assert set(newest(play).ranks) == set(stage.slurm.names) - {lost, second}
-    assert further in stage.allocations("lost")
+    assert further in stage.allocations("lost-in-slurm")
     assert not any(is_drained(stage.slurm, name) for name in stage.slurm.names), "a node that is lost may come back"
 
     said(stage, second, cordon, "its fan is loud")
@@ -165,7 +165,7 @@ def test_a_lost_node_gives_way_to_the_spare_one_and_a_further_allocation_to_the_
     said(stage, second, uncordon, "a new fan")
     wait_until(lambda: not is_drained(stage.slurm, second), seconds=60, explain=lambda: job_events(play))
     play.stops()
-    assert stage.allocations("lost") == []
+    assert stage.allocations("lost-in-slurm") == []
 
 
 @pytest.mark.timeout(600)  # torch is imported six times, which a busy machine takes minutes for

@@ -112,7 +112,7 @@ def test_a_flow_that_is_told_to_let_go_hands_its_job_over_and_no_rank_notices(st
 
 
 def handed_over(play: Play) -> str:
-    """Ask the flow of *play* to let go, as a person does, and return what the command says."""
+    """Ask the flow of *play* to detach, as a person does, and return what the command says."""
     words = [sys.executable, "-m", "holdfast", "detach", play.name]
     done = subprocess.run(words, env=play.stage.environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr + play.log()

@@ -1,4 +1,4 @@
-"""Take-overs and planned moves under a real flow and real agents: who stays, who comes, what is decided, and that no step is lost."""
+"""Replaced ranks and planned migrations under a real flow: who stays, who comes, what is decided, and that no step is lost."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_take_over_that_cannot_work_is_not_tried_again(stage: Stage, name: str
 
 
 def test_a_second_rank_lost_during_a_take_over_is_taken_over_too(stage: Stage) -> None:
-    """It is decided anew: one incident, two take-overs, and rank 0 is where it was."""
+    """It is decided anew: one incident, two replacements of ranks, and rank 0 is where it was."""
     dies = "if order['do'] == 'regroup' and rank == 2 and order['generation'] == 2: os.kill(os.getpid(), 9)"
     play = begun(stage, "twice", "--on", dies, nnodes=3, nproc_per_node=1)
     play.steps_to(10)
@@ -211,7 +211,7 @@ def moved(play: Play, *what: str) -> tuple[int, dict[str, Any]]:
 def test_ranks_move_to_another_node_while_training_goes_on(stage: Stage) -> None:
     """Rank 0, which hosts the store, leaves node-0 for the spare node; then a joiner that dies costs nothing but the move."""
     dies = "if order['do'] == 'prepare' and hot_spare is not None and order['rank'] == 1: os._exit(1)"
-    play = begun(stage, "moves", "--on", dies, **SPARE)
+    play = begun(stage, "dies-in-a-move", "--on", dies, **SPARE)
     stands_by(play)
     before = play.pids()
     waiting = next(iter(hot_spares(play).values()))["pid"]
@@ -235,7 +235,7 @@ def test_ranks_move_to_another_node_while_training_goes_on(stage: Stage) -> None
 
 
 def test_a_flow_that_comes_later_takes_the_hot_spares_over_and_ends_what_another_began(stage: Stage) -> None:
-    """It learns from agents and history what waits and who is what; a take-over that comes to nothing is followed by a restart."""
+    """It learns from agents and history what waits and who is what; a replacement that comes to nothing is followed by a restart."""
     stuck = "if order['do'] == 'regroup' and rank == 0 and order['generation'] == 3: time.sleep(600)"
     play = begun(stage, "heirs", "--on", stuck, **SPARE, timeouts={"recovery": {"replace_ranks": "3s"}})
     stands_by(play)
@@ -263,15 +263,15 @@ def test_a_flow_that_comes_later_takes_the_hot_spares_over_and_ends_what_another
 
 
 def test_a_flow_that_dies_in_any_state_of_a_takeover_is_replaced(stage: Stage) -> None:
-    """The job goes on and every loss is answered; where nobody can say how far the take-over came, by a restart that says so."""
-    play = begun(stage, "dies", **TWO, max_recoveries_without_progress=10)
+    """The job goes on and every loss is answered; where nobody can say how far the replacement of ranks came, by a restart that says so."""
+    play = begun(stage, "dies-in-a-recovery", **TWO, max_recoveries_without_progress=10)
     play.steps_to(10)
     for number, state in enumerate(("DIAGNOSING", "ISOLATING", "RESCHEDULING", "RESUMING"), 1):
         seen = len(queries.transitions(stage.history, play.job.id))
         play.chaos.kill(1)
         wait_until(partial(has_been_in, play, state, seen), seconds=30, explain=play.log)
         play.dies()
-        play = stage.again("dies", play.spec)
+        play = stage.again("dies-in-a-recovery", play.spec)
         recovered(play, number)
         goes_on(play)
     assert {one.kind for one in play.incidents()} == {"worker-sigkill"}, play.log()
@@ -283,7 +283,7 @@ def test_a_flow_that_dies_in_any_state_of_a_takeover_is_replaced(stage: Stage) -
 
 
 def test_a_restart_after_two_ranks_came_to_one_node_starts_them_all(stage: Stage) -> None:
-    """The only node that is left holds both after a take-over; when it cannot go on so, both are started anew, on two nodes again."""
+    """The only node that is left holds both after a replacement; when it cannot go on so, both are started anew, on two nodes again."""
     stuck = "if order['do'] == 'regroup' and order['generation'] == 3: line.report('recovery-failed', generation=3, why='no copy')"
     play = begun(stage, "crowded", "--on", stuck, nnodes=2, nproc_per_node=1, hot_spares=1)
     stands_by(play)

@@ -1,4 +1,4 @@
-"""From what a node's kernel logs and a worker says to a verdict on record, and to what is done about it."""
+"""From what a node's kernel logs and a worker says to a diagnosis on record, and to what is done about it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_what_nothing_knows_is_kept_with_its_context_and_a_sick_node_is_left(sta
     log = tmp_path / "kern.log"
     log.write_text(BOOTED)
     stage.environment["HOLDFAST_KERNEL_LOG"] = str(log)
-    play = stage.play("verdicts", args=["--steps", "400", "--each", ENDS], nnodes=1, nproc_per_node=1, spare_nodes=1)
+    play = stage.play("diagnosed", args=["--steps", "400", "--each", ENDS], nnodes=1, nproc_per_node=1, spare_nodes=1)
     play.reaches("RUNNING")
     wait_until(partial(play.saw, 1), seconds=40, explain=play.log)
     wait_until(lambda: play.incidents()[0].outcome, seconds=40, explain=play.log)
@@ -68,5 +68,5 @@ def faults(play: Play, kind: str) -> list[FaultRecord]:
 
 
 def verdict(play: Play, incident: str) -> IncidentDiagnosis:
-    """Return the newest verdict on an incident."""
+    """Return the newest diagnosis of an incident."""
     return queries.diagnoses(play.stage.history, incident_id=incident)[-1]

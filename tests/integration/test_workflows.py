@@ -18,12 +18,12 @@ from holdfast.history import History, queries
 from holdfast.process import marked
 from holdfast.testing.chaos import Chaos
 from tests.integration.conftest import PrefectServer
-from tests.integration.test_deployment import POOL, ended, id_in, prefect, state_of, worker
+from tests.integration.test_deployment import POOL, ended, id_in, prefect, prefect_server, state_of, worker
 from tests.integration.test_prefect_shows import asked
 from tests.mentions import mentions
 from tests.waiting import wait_until
 
-__all__ = ["worker"]  # a fixture
+__all__ = ["prefect_server", "worker"]  # fixtures
 
 ROOT = Path(__file__).parents[2]
 STEPS = 300

@@ -11,8 +11,8 @@ from policies.escalation import POLICIES, Case, Decision, PastRecovery, Recovery
 NOW = 10_000.0
 
 
-def a_verdict(kind: str = "worker-sigkill", node: str | None = "a", *beside: tuple[str, str]) -> Diagnosis:
-    """Return the verdict that *kind* on *node* is the root; *beside* it kinds and nodes of other faults."""
+def a_diagnosis(kind: str = "worker-sigkill", node: str | None = "a", *beside: tuple[str, str]) -> Diagnosis:
+    """Return the diagnosis that *kind* on *node* is the root; *beside* it kinds and nodes of other faults."""
     root = Fault(kind=kind, at=NOW - 1, node=node, quote="what was seen")
     others = tuple(Fault(kind=other, at=NOW, node=where, quote="also seen") for other, where in beside)
     return Diagnosis(root=root, secondary_failures=others, reason=f"{kind} of {root.target}: what was seen")
@@ -29,7 +29,7 @@ def a_case(kind: str = "worker-sigkill", node: str | None = "a", *beside: tuple[
     """Return a case of three nodes, all of which the job needs, without spares."""
     if "lost" in facts:
         facts["lost"] = frozenset(facts["lost"])
-    return Case(**{"now": NOW, "diagnosis": a_verdict(kind, node, *beside), "members": ("a", "b", "c"), "least": 3, **facts})
+    return Case(**{"now": NOW, "diagnosis": a_diagnosis(kind, node, *beside), "members": ("a", "b", "c"), "least": 3, **facts})
 
 
 def decided(policy: str, case: Case) -> Decision:

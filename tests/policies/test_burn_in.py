@@ -1,4 +1,4 @@
-"""When a node that was tried out is well: tables of figures against limits, and verdicts of several checks."""
+"""When a node that was tried out is well: tables of figures against limits, and results of several checks."""
 
 from __future__ import annotations
 

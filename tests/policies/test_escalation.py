@@ -15,7 +15,7 @@ from policies.escalation import POLICIES, Case, Decision, Pass, RecoveryAction, 
 from policies.policy import BASE, NAMED
 from tests.each import each
 from tests.mentions import mentions
-from tests.policies.cases import NOW, a_case, a_recovery, a_verdict, decided
+from tests.policies.cases import NOW, a_case, a_diagnosis, a_recovery, decided
 
 RETRY, REPLACE_RANKS, SHRINK_LIVE, RESTART, ROLLBACK, REPLACE, SHRINK, ASK, WAIT, FAIL = RecoveryAction
 SPENT = tuple(a_recovery(node="a", at=NOW - 100 * n) for n in range(1, 4))
@@ -42,8 +42,8 @@ def they_say(patient: RecoveryAction, balanced: RecoveryAction, aggressive: Reco
 CASES: dict[str, Row] = {
     "a killed rank, no spare": (a_case(), all_say(RESTART)),
     "a killed rank, a spare": (a_case(spares=("s",)), they_say(RESTART, RESTART, REPLACE)),
-    "an echo alone, a spare": (a_case("worker-peer-lost", spares=("s",)), all_say(RESTART)),
-    "an echo alone while a node is lost, a spare": (a_case("worker-peer-lost", "b", lost="a", spares=("s",)), all_say(REPLACE)),
+    "a secondary failure alone, a spare": (a_case("worker-peer-lost", spares=("s",)), all_say(RESTART)),
+    "a secondary failure alone while a node is lost, a spare": (a_case("worker-peer-lost", "b", lost="a", spares=("s",)), all_say(REPLACE)),
     "echoes until the budget is spent, a spare": (a_case("worker-peer-lost", spares=("s",), past=SPENT), all_say(REPLACE)),
     "a hang of no node, a spare": (a_case("job-hang", None, spares=("s",)), all_say(RESTART)),
     "a lost agent on a living node": (a_case("agent-lost", spares=("s",)), they_say(RESTART, RESTART, REPLACE)),
@@ -183,7 +183,7 @@ MEMBERSHIPS: dict[str, tuple[str, Case, dict[str, Any]]] = {
     "a replacement takes all that are asked to leave": (
         "balanced", a_case("node-lost", "c", ("worker-start-failed", "a"), spares=("s", "t")), {"drop": ("a", "c"), "add": ("s", "t")},
     ),
-    "an echo of a lost node is not blamed": (
+    "a secondary failure of a lost node is not blamed": (
         "aggressive", a_case("node-lost", "a", ("worker-peer-lost", "b"), spares=("s", "t")), {"drop": ("a",), "add": ("s",)},
     ),
     "a shrink takes what spares there are": (
@@ -229,7 +229,7 @@ def test_a_node_that_its_peers_do_not_reach_after_a_restart_either_is_replaced()
 def test_a_decision_repeats_the_diagnosis_and_counts() -> None:
     """A person reads why, and how much is left."""
     second = decided("balanced", a_case(past=SPENT[:1], budget=RecoveryBudget(max_restarts_in_place=5)))
-    assert second.reason == f"{a_verdict().reason}; restart 2 of 5 within 3600 s"
+    assert second.reason == f"{a_diagnosis().reason}; restart 2 of 5 within 3600 s"
     for case, actions in CASES.values():
         for policy, action in actions.items():
             assert (case.diagnosis.reason in decided(policy, case).reason) or action is FAIL

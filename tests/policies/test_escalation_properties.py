@@ -15,7 +15,7 @@ from policies.case import PastFault
 from policies.escalation import POLICIES, Case, Decision, HotSpare, PastRecovery, RecoveryAction, RecoveryBudget, RestartAgain, decide
 from policies.in_process import unhealthy_ranks
 from policies.placement import members_after, membership_after
-from tests.policies.cases import NOW, a_verdict
+from tests.policies.cases import NOW, a_diagnosis
 
 NODES = tuple("abcdefgh")
 A_POLICY = st.sampled_from(sorted(POLICIES))
@@ -216,7 +216,7 @@ def survived(policy: str, faults: list[tuple[str, int | None, bool]], *, in_one_
         gone = frozenset({node} if node and lost else ())
         case = Case(
             now=now,
-            diagnosis=a_verdict(kind, node),
+            diagnosis=a_diagnosis(kind, node),
             members=members,
             lost=gone,
             spares=spares,

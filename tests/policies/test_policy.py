@@ -48,7 +48,7 @@ def test_only_rungs_that_are_listed_are_tried_in_their_order() -> None:
     assert only.decide(a_case()).decision.action is RecoveryAction.FAIL
     first = Policy(name="p", order=(RecoveryAction.REPLACE_NODE, RecoveryAction.RESTART_WORKERS))
     assert first.decide(a_case("worker-peer-lost", spares=("s",))).decision.action is RecoveryAction.RESTART_WORKERS, (
-        "an echo gets its restart first"
+        "a secondary failure gets its restart first"
     )
 
 

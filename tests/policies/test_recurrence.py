@@ -155,7 +155,7 @@ def test_what_ends_processes_is_counted_only_where_somebody_says_so() -> None:
         a_case("group-broken", spares=("s",), earlier=before(10, 20, 30, kind="group-broken")),
         a_case(HANGS, None, spares=("s",), earlier=before(10, 20, 30, kind=HANGS)),
     ],
-    ids=["another node", "another kind", "no root", "an echo", "no node"],
+    ids=["another node", "another kind", "no root", "a secondary failure", "no node"],
 )
 def test_only_roots_of_one_kind_on_one_node_are_counted(case: Case) -> None:
     """What happened elsewhere, or to others, is not this node's."""

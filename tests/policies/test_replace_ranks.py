@@ -1,4 +1,4 @@
-"""When a take-over answers, and who goes on with the lost ranks."""
+"""When a replacement of ranks answers, and who goes on with the lost ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def seats(case: Case) -> tuple[Placement, ...]:
 
 
 def why_not(case: Case) -> str:
-    """Return why a take-over does not answer."""
+    """Return why a replacement of ranks does not answer."""
     answer = ReplaceRanks()(case)
     assert isinstance(answer, Pass), answer
     return answer.why
@@ -81,7 +81,7 @@ PLACES: dict[str, tuple[Case, tuple[Placement, ...]]] = {
         (Placement(rank=1, node="a"),),
     ),
     "another rank that raised": (a_loss("worker-exception", seated=frozenset({3})), (Placement(rank=1, node="a"),)),
-    "a failure after a rank was lost in the take-over before": (
+    "a failure after a rank was lost in the replacement of ranks before": (
         a_loss(tried=(RecoveryAction.REPLACE_RANKS,), replacement_attempts=4), (Placement(rank=1, node="a"),),
     ),
 }  # fmt: skip

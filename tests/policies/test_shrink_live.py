@@ -44,7 +44,7 @@ ANSWERS: dict[str, tuple[Case, tuple[int, ...], tuple[Placement, ...]]] = {
         a_loss("b", nodes="abcd", copies=PIPELINES), (1, 3), (),
     ),
     "a node that holds a whole pipeline": (a_loss("b", nodes="ab", ranks=2, copies=((0, 1), (2, 3))), (2, 3), ()),
-    "a second one, after the job has narrowed": (
+    "a second one, after the job has shrunk": (
         a_loss("b", ranks=1, nodes="ab", copies=((0,), (1,))), (1,), (),
     ),
 }  # fmt: skip

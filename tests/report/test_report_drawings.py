@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -133,6 +134,11 @@ def test_a_long_run_is_a_small_page_that_shows_its_one_spike(history: History) -
     assert heights.count(min(heights)) == 1, "up is small in a drawing"
 
 
+LETTER_PIXELS = 6.8
+TIME_OF_DAY_PIXELS = 68
+"""What the label below a tick takes: `23:59:59` in letters a little wider."""
+
+
 @given(seconds=st.floats(1e-5, 1e10), pixels=st.integers(200, 2000))
 def test_a_time_axis_is_neither_crowded_nor_ambiguous(seconds: float, pixels: int) -> None:
     """It starts at 0, no two marks say the same, and each has its room."""
@@ -142,7 +148,9 @@ def test_a_time_axis_is_neither_crowded_nor_ambiguous(seconds: float, pixels: in
     assert len(set(words)) == len(words)
     assert list(places) == sorted(places)
     assert places[-1] <= seconds * 1.000001
-    assert 1 <= len(ticks) <= max(3, pixels / 66 + 1)
+    gaps = [(after - before) / seconds * pixels for before, after in pairwise(places)]
+    assert all(gap * 1.000001 >= LETTER_PIXELS * len(word) for gap in gaps for word in words)
+    assert all(gap * 1.000001 >= TIME_OF_DAY_PIXELS for gap in gaps)
 
 
 def test_every_phase_that_a_controller_records_has_a_kind() -> None:

@@ -373,7 +373,7 @@ class FlowDouble:
         environment = {**self._of(rank), "HOLDFAST_GENERATION": str(self.newest)}
         self.send(hot_spare, {**facts, "rank": rank, "environment": environment, "log": str(self.folder / f"rank-{rank}.log")})
 
-    def widen(self, hot_spares: Mapping[int, str]) -> None:
+    def grow(self, hot_spares: Mapping[int, str]) -> None:
         """Have all prepare, alongside training, for *hot_spares* to take the vacant places of the ranks named there."""
         self.newest += 1
         facts = {"do": "prepare", **self._facts(self.newest, sorted(hot_spares), self.generation), "leavers": []}
@@ -385,7 +385,7 @@ class FlowDouble:
             environment = {**self._of(rank), "HOLDFAST_GENERATION": str(self.newest)}
             self.send(hot_spare, {**facts, "rank": rank, "environment": environment, "log": str(self.folder / f"rank-{rank}.log")})
 
-    def widened(self) -> None:
+    def grown(self) -> None:
         """Wait until all have switched."""
         for hot_spare in self.coming.values():
             self.hear("switched", hot_spare, generation=self.newest)

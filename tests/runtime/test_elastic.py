@@ -74,13 +74,13 @@ def test_a_rank_that_returns_joins_between_two_steps(job: Job, fixed: FlowDouble
     flow.until_dead(1)
     flow.shrink([1])
     flow.mended()
-    flow.widen({1: "s0"})
+    flow.grow({1: "s0"})
     flow.prepared()
     for rank in (0, 2):
         flow.hear("beat", rank, step=11)
     flow.may_switch()
     flow.pass_gate("gate-12")
-    flow.widened()
+    flow.grown()
     assert_comparable(flow, fixed)
     widths = {step: len(computed) for step, computed in sorted(samples(flow).items())}
     assert widths == {step: 2 if 6 < step < 13 else 3 for step in range(1, UNTIL + 1)}
@@ -106,13 +106,13 @@ def test_a_pipeline_computes_the_samples_of_one_that_lost_a_stage_until_that_is_
     flow.until_dead(2)
     flow.shrink([0, 2])
     assert {(one["source"], one["step"]) for one in flow.mended()} == {("live", 6)}
-    flow.widen({0: "s0", 2: "s1"})
+    flow.grow({0: "s0", 2: "s1"})
     flow.prepared()
     for rank in (1, 3):
         flow.hear("beat", rank, step=11)
     flow.may_switch()
     flow.pass_gate("gate-12")
-    flow.widened()
+    flow.grown()
     ended = flow.finish()
     assert ended.status == [0] * 4, flow.logs()
     assert {rank: flow.pids[rank] for rank in stay} == stay

@@ -1,4 +1,4 @@
-"""A checkpoint interval that changes with the generation: all ranks adopt it between the same two steps, or a save would hang."""
+"""A checkpoint interval that changes with the generation: all ranks switch to it between the same two steps, or a save would hang."""
 
 from __future__ import annotations
 

@@ -86,6 +86,8 @@ with holdfast.session(model=model, optimizer=torch.optim.SGD(model.parameters(),
         ("1.5", "TypeError"),
         ("1, 'low'", "TypeError: heartbeat(loss=...): the loss must be a number"),
         ("1, [1.0]", "TypeError: heartbeat(loss=...): the loss must be a number"),
+        ("1, tokens=-1", "ValueError: heartbeat(tokens=-1)"),
+        ("1, samples=1.5", "TypeError: heartbeat(samples=...) got a float, but must be a whole number"),
     ],
 )
 def test_an_invalid_step_or_loss_is_an_error(agent: AgentDouble, call: str, words: str) -> None:

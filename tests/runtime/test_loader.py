@@ -20,10 +20,12 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SubsetRandomSampler,
+    TensorDataset,
     WeightedRandomSampler,
 )
 
 import holdfast
+from holdfast.runtime.data.batch_shards import BatchSplit
 from holdfast.runtime.state import rng
 
 
@@ -216,3 +218,29 @@ def test_steps_are_done_without_their_batches_and_the_position_counts_them(of_a_
     later = holdfast.Loader(DataLoader(Counted(40, noise=False), 1))
     later.load_state_dict(loader.state_dict())
     assert int(next(iter(later))[0, 0]) == 6 * of_a_step
+
+
+@pytest.mark.parametrize(("copies", "samples"), [(1, 4), (4, 16)])
+def test_the_samples_of_a_step_are_those_of_all_ranks(copies: int, samples: int) -> None:
+    """Of two batches twice as many; a new step begins at none."""
+    dataset = TensorDataset(torch.zeros(64, 1))
+    sampler: DistributedSampler[Any] | None = DistributedSampler(dataset, num_replicas=copies, rank=0) if copies > 1 else None
+    loader = holdfast.Loader(DataLoader(dataset, batch_size=4, sampler=sampler))
+    batches = iter(loader)
+    loader.begin_step()
+    assert loader.samples_taken is None
+    next(batches)
+    assert loader.samples_taken == samples
+    next(batches)
+    assert loader.samples_taken == 2 * samples
+    loader.begin_step()
+    assert loader.samples_taken is None
+
+
+def test_divided_batches_count_as_the_whole_batch_of_the_step() -> None:
+    """However many micro-batches this copy computes of it."""
+    loader = holdfast.Loader(DataLoader(TensorDataset(torch.zeros(64, 1)), batch_size=16))
+    loader.split_batches(BatchSplit(place=1, copies=2, max_samples=4))
+    loader.begin_step()
+    assert len(list(loader.micro_batches())) == 2
+    assert loader.samples_taken == 16

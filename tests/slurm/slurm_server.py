@@ -8,8 +8,8 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +48,7 @@ KillWait=2
 MinJobAge=300
 SchedulerParameters=sched_interval=1,batch_sched_delay=0,sched_min_interval=0,bf_interval=2
 PropagateResourceLimits=NONE
+TaskProlog={folder}/prolog
 PriorityType=priority/basic
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -68,20 +69,33 @@ _PATH: Final = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 class SlurmServer:
     """One cluster of small nodes, `n1` and so on."""
 
-    def __init__(self, count: int = 4, *, silence: int = 10) -> None:
+    def __init__(self, count: int = 4, *, silence: int = 10, gpus: Sequence[int] = ()) -> None:
+        """Prepare *count* nodes; *gpus* are the numbers of GPUs that Slurm believes in, on the first ones."""
         self.folder = Path(tempfile.mkdtemp(prefix="holdfast-slurm-"))  # short: a socket's path has 107 characters at most
         tag = secrets.token_hex(2)  # several may run beside one another, and a node's processes are found by its name
         self.names = [f"n{tag}-{number}" for number in range(1, count + 1)]
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
-        self._write(silence)
+        self._write(silence, [*gpus, *[0] * count][:count])
 
-    def _write(self, silence: int) -> None:
+    def _write(self, silence: int, gpus: Sequence[int]) -> None:
         host, user = os.uname().nodename.partition(".")[0], "root" if os.geteuid() == 0 else os.environ.get("USER", "nobody")
         place = f"NodeHostname={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=1000 Feature=small"
-        nodes = "\n".join(f"NodeName={name} {place} Port={free_port()}" for name in self.names)
+        of_nodes = list(zip(self.names, gpus, strict=True))
+        nodes = "\n".join(
+            f"NodeName={name} {place} Port={free_port()}{f' Gres=gpu:{number}' if number else ''}" for name, number in of_nodes
+        )
+        if any(gpus):
+            nodes = f"GresTypes=gpu\n{nodes}"
+            rows = [f"NodeName={name} Name=gpu File={self.folder}/gpu-{name}-[0-{number - 1}]" for name, number in of_nodes if number]
+            (self.folder / "gres.conf").write_text("\n".join([*rows, ""]))
+            for name, number in of_nodes:
+                for index in range(number):
+                    (self.folder / f"gpu-{name}-{index}").symlink_to("/dev/null")  # a device, as Slurm demands
         text = CONF.format(host=host, port=free_port(), user=user, folder=self.folder, silence=silence, nodes=nodes)
         self.folder.chmod(0o755)  # commands of other users read it
         (self.folder / "slurm.conf").write_text(text)
+        (self.folder / "prolog").write_text(f'#!/bin/sh\ncat "{self.folder}/exports-$SLURMD_NODENAME" 2>/dev/null\nexit 0\n')
+        (self.folder / "prolog").chmod(0o755)
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         key = self.folder / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
@@ -120,6 +134,14 @@ class SlurmServer:
         self._start(name, "slurmd", "-D", "-N", name)
         if wait:
             wait_until(lambda: self.state(name).startswith(("idle", "alloc", "drain", "mix")), seconds=60, explain=self.logs)
+
+    @contextmanager
+    def exports(self, name: str, variable: str, value: str) -> Iterator[None]:
+        """Set a variable for every task on a node, as an administrator's prolog does."""
+        file = self.folder / f"exports-{name}"
+        file.write_text(f"export {variable}={value}\n")
+        yield
+        file.unlink()
 
     def kill_node(self, name: str) -> None:
         """Remove a node, as a power cut would: its daemon, and everything that runs under it."""

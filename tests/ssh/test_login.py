@@ -13,7 +13,7 @@ import pytest
 from detectors.evidence import Unknown
 from detectors.readings import NodeReading
 from holdfast.cluster.ssh.connector import targets_of
-from holdfast.cluster.ssh.credentials import Keys
+from holdfast.cluster.ssh.credentials import CONFIGURE, KEY, PASSPHRASE, SSH_ADD, Keys
 from holdfast.errors import BadFile, UnusableFile
 from holdfast.prefect import server
 from holdfast.spec import SshCluster, load_cluster
@@ -112,19 +112,23 @@ def test_one_of_the_ssh_agents_keys_may_be_named(site: Site, tmp_path: Path, mon
         subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "hunter2", "-f", site.key], check=True, stdout=subprocess.DEVNULL)
         sweeper = site.sweeper()
         assert isinstance(sweeper.sweep()["a"].found, NodeReading)
-        with pytest.raises(UnusableFile, match=r"SSH agent .*`ssh-add`"):
-            Keys().load(str(key_at(tmp_path / "another").with_suffix(".pub")))
+        another = str(key_at(tmp_path / "another").with_suffix(".pub"))
+        with pytest.raises(UnusableFile) as refused:
+            Keys().load(another)
+        assert (refused.value.path, SSH_ADD in refused.value.cure) == (another, True)
         (tmp_path / "garbage.pub").write_text("ssh-ed25519 oops\n")
-        with pytest.raises(UnusableFile, match=r"garbage\.pub"):
+        with pytest.raises(UnusableFile) as refused:
             Keys().load(str(tmp_path / "garbage.pub"))
+        assert (refused.value.path, SSH_ADD in refused.value.cure) == (str(tmp_path / "garbage.pub"), False)
     node.stop()
     node.start()
     gone = sweeper.sweep()["a"].found
     assert isinstance(gone, Unknown)
     assert mentions(gone.why, "key")
     assert ". `ssh-add` it" in gone.why
-    with pytest.raises(UnusableFile, match=r"passphrase.*SSH agent"):
+    with pytest.raises(UnusableFile) as refused:
         site.sweeper()
+    assert (refused.value.path, CONFIGURE in refused.value.cure, SSH_ADD in refused.value.cure) == (str(site.key), True, True)
 
 
 def test_a_passphrase_is_read_from_where_the_cluster_says(
@@ -141,15 +145,18 @@ def test_a_passphrase_is_read_from_where_the_cluster_says(
     for key, passphrase in ((str(site.key), "env:SITE_PHRASE"), ("env:SITE_KEY", str(tmp_path / "phrase"))):
         assert isinstance(site.sweeper(key=key, passphrase=passphrase).sweep()["a"].found, NodeReading)
     assert node.logins() == 2
-    refusals: tuple[tuple[str | None, str], ...] = (
-        (None, r"it has a passphrase, and there is no SSH agent for its private half\. Name it in `passphrase`"),
-        ("env:WRONG", r"the passphrase env:WRONG cannot be used: it does not open the private key .*\. Correct `passphrase`"),
-        ("env:GONE", r"the passphrase env:GONE cannot be used: the variable is not set"),
-        (str(tmp_path / "gone"), r"gone cannot be used: No such file"),
+    gone = str(tmp_path / "gone")
+    refusals: tuple[tuple[str | None, str, str, str], ...] = (
+        (None, KEY, str(site.key), "it has a passphrase, and there is no SSH agent for its private half"),
+        ("env:WRONG", PASSPHRASE, "env:WRONG", f"it does not open the private key {site.key}"),
+        ("env:GONE", PASSPHRASE, "env:GONE", "the variable is not set, or is empty"),
+        (gone, PASSPHRASE, gone, "No such file or directory"),
     )
-    for named, words in refusals:
-        with pytest.raises(UnusableFile, match=words) as refused:
+    for named, *expected in refusals:
+        with pytest.raises(UnusableFile) as refused:
             site.sweeper(passphrase=named)
+        assert [refused.value.what, refused.value.path, refused.value.reason] == expected
+        assert refused.value.cure
         assert PHRASE not in "".join(traceback.format_exception(refused.value))
     (tmp_path / "c.yaml").write_text(f"kind: ssh\nhosts: [a]\npassphrase: {PHRASE}\n")
     with pytest.raises(BadFile, match=r"passphrase") as slip:

@@ -29,6 +29,7 @@ from holdfast.agent.errors import Refused, StaleEpoch
 from holdfast.agent.node.directory import AgentDirectory, AgentNotStarted
 from holdfast.agent.node.epochs import FencingToken
 from holdfast.agent.node.interfaces import bandwidth_to, check_connection, interfaces, listen_for_measurement
+from holdfast.agent.node.processors import processors
 from holdfast.agent.schema import Count, Positive, Seconds, Text
 from holdfast.agent.workers.log_files import AGENT, folder_of, listed, place_of, read_part
 from holdfast.process import boot_time, reset_signals, survive_sigterm
@@ -71,6 +72,7 @@ class ProxyServer:
         self._commands: dict[str, Callable[..., Message]] = {
             "select-node": self._select_node,
             "ping": self._ping,
+            "processors": processors,
             "open": self._open,
             "close": self._close,
             "start": self._start,

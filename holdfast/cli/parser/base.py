@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from holdfast import __version__
@@ -201,10 +202,26 @@ class GroupWithDefault(Group):
     """A group whose command `ls` runs where none is named."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert `ls` where *args* do not begin with a command of the group."""
-        first = next((one for one in args if not one.startswith("-")), None)
-        named = bool({"-h", "--help"} & set(args)) if first is None else first in self.commands
-        return super().parse_args(ctx, args if named else ["ls", *args])
+        """Insert `ls` where *args* neither begin with a command of the group nor mean one: a job of such a name is given to `ls`."""
+        words = [one for one in args if not one.startswith("-")]
+        meant = {*self.commands, *SYNONYMS.get(self.name or "", {})}
+        completed = ctx.resilient_parsing and not words  # by a shell: it may become a command
+        of_group = completed or (not words and bool({"-h", "--help"} & set(args)))
+        named = bool(meant & set(words[:1])) or len(words) > 1
+        return super().parse_args(ctx, args if named or of_group else ["ls", *args])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
+        """Return the commands of the group that begin with *incomplete*, and what may follow `ls`."""
+        default = self.commands["ls"]
+        inner = default.make_context("ls", [], parent=ctx, resilient_parsing=True)
+        found = super().shell_complete(ctx, incomplete)
+        if incomplete.startswith("-"):
+            more = default.shell_complete(inner, incomplete)
+        else:
+            arguments = [one for one in default.params if isinstance(one, click.Argument)]
+            more = [item for one in arguments for item in one.shell_complete(inner, incomplete)]
+        known = {item.value for item in found}
+        return [*found, *(item for item in more if item.value not in known)]
 
 
 def _version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:  # noqa: FBT001 (click's signature)
@@ -312,10 +329,31 @@ picture = click.option(
 since_option = click.option("--since", type=Since(), metavar="WHEN", help="Only what is newer: a duration such as 7d, or a date.")
 
 
-def cluster_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the option `--cluster`; *default* says which cluster is meant without it."""
+def cluster_option(default: str, *, first: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option `--cluster`; *default* says which cluster is meant without it.
+
+    Where it is not *first*, something else may name the cluster, too: the environment variable then stands in only where nothing does, and
+    the command gets its file as `default_cluster`.
+    """
     text = f"Cluster file; default: {default}."
-    return click.option("--cluster", "cluster_file", type=file_path, metavar="FILE", envvar=CLUSTER, show_envvar=True, help=text)
+    return click.option(
+        "--cluster",
+        "cluster_file",
+        type=file_path,
+        metavar="FILE",
+        envvar=CLUSTER,
+        show_envvar=True,
+        help=text,
+        callback=None if first else apart_from_default,
+    )
+
+
+def apart_from_default(context: click.Context, option: click.Parameter, given: Path | None) -> Path | None:
+    """Return the file that the user named now; what the environment names becomes `default_cluster`."""
+    assert option.name is not None
+    by_environment = context.get_parameter_source(option.name) is ParameterSource.ENVIRONMENT
+    context.params["default_cluster"] = given if by_environment else None
+    return None if by_environment else given
 
 
 of_cluster = cluster_option("the cluster `local` on this machine")

@@ -51,8 +51,9 @@ def verify_checkpoints() -> None:
 def prune() -> None:
     """Delete old checkpoints of a JOB.
 
-    Keeps the newest N complete ones that training can resume from; the newest of them is read in full first. Damaged ones neither
-    count nor are deleted. Refused while a job that uses the folder starts or recovers. Lists everything, and asks before it deletes.
+    Keeps the newest N complete ones that training can resume from; the newest of them is read in full before any is deleted. Damaged
+    and invalidated ones neither count nor are deleted. Refused while a job that uses the folder starts or recovers, also between two
+    deletions. Lists everything, and asks before it deletes.
     """
 
 

@@ -41,7 +41,8 @@ one_cordon = click.option("--number", type=from_one, metavar="N", help="Only if 
 def node() -> None:
     """Check nodes, and take them out of service.
 
-    NODE is a name or a range such as `gpu[1-4]`; several may be given. The cluster is that of --cluster, or of HOLDFAST_CLUSTER.
+    NODE is a name or a range such as `gpu[1-4]`; several may be given. The cluster is that of --cluster or of a job,
+    else that of HOLDFAST_CLUSTER.
     """
 
 
@@ -65,7 +66,7 @@ def list_nodes() -> None:
     name="check",
 )
 @some_nodes
-@cluster_option("none; name it, or give --local")
+@cluster_option("none; name it, or give --local", first=False)
 @click.option("--local", is_flag=True, help="Check this machine only, and record nothing.")
 @click.option("--baseline", type=file_path, metavar="FILE", help="With --local: an earlier output of --json; show what has changed since.")
 @click.option(
@@ -93,7 +94,7 @@ def check() -> None:
     name="preflight",
 )
 @some_nodes
-@ssh_cluster
+@cluster_option("the job file's own; it must be of kind `ssh`", first=False)
 @click.option("--job", "job_file", type=file_path, metavar="FILE", help="Check what this job needs too: its files, its checkpoints.")
 def preflight() -> None:
     """Check whether nodes are ready to run a job.
@@ -174,8 +175,8 @@ def uncordon() -> None:
 @click.option("--in", "within", type=Duration(), metavar="DURATION", help="The same as a duration from now, such as 20m.")
 @click.option("--reason", default="a planned removal", show_default=True, metavar="TEXT", help="Why: shown wherever the node is listed.")
 @click.option("--cancel", is_flag=True, help="Cancel the drain: jobs may stay, or get the node again.")
-@of_cluster
-@click.option("--job", metavar="JOB", shell_complete=jobs, help="Use the cluster of this job instead.")
+@cluster_option("that of --job, or the cluster `local` on this machine", first=False)
+@click.option("--job", metavar="JOB", shell_complete=jobs, help="Use the cluster of this job.")
 def drain() -> None:
     """Have all jobs leave nodes, in time.
 

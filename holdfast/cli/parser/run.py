@@ -7,7 +7,7 @@ import click
 from holdfast.cli.parser.base import Duration, cluster_option, command, file_path, job_argument
 from holdfast.cli.parser.launch import LaunchCommand, job_options
 
-job_cluster = cluster_option("the job file's own, or this machine")
+job_cluster = cluster_option("the job file's own, or this machine", first=False)
 
 
 @command(
@@ -68,7 +68,7 @@ def init() -> None:
     "holdfast validate cluster.yaml",
 )
 @click.argument("file", type=file_path)
-@cluster_option("the job file's own, or this machine")
+@job_cluster
 def validate() -> None:
     """Check a job, cluster or policy file.
 

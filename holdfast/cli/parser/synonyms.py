@@ -143,7 +143,7 @@ SYNONYMS: Final[Mapping[str, Mapping[str, str]]] = {
         "setup": "node bootstrap",
         "keyscan": "node trust",
     },
-    "incidents": {"list": "incidents ls"},
+    "incidents": {"list": "incidents ls", "describe": "incidents show", "explain": "policy explain"},
     "checkpoint": {
         "list": "checkpoint ls",
         "show": "checkpoint ls",

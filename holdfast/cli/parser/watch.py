@@ -7,6 +7,7 @@ import click
 from holdfast.cli.parser.base import (
     GroupWithDefault,
     Ranks,
+    Since,
     all_ranks,
     app,
     command,
@@ -40,7 +41,9 @@ def status() -> None:
     """
 
 
-@command("watch.logs.logs", "holdfast logs gpt-small", "holdfast logs gpt-small --rank 0-3 --follow")
+@command(
+    "watch.logs.logs", "holdfast logs gpt-small", "holdfast logs gpt-small --rank 0-3 --follow", "holdfast logs gpt-small --since 1h -n 500"
+)
 @optional_job
 @click.option(
     "--rank",
@@ -53,6 +56,12 @@ def status() -> None:
 )
 @node_option("All logs on this node, also of ranks that have left it")
 @click.option("--lines", "-n", type=from_zero, default=20, show_default=True, metavar="N", help="Last lines of each log.")
+@click.option(
+    "--since",
+    type=Since(),
+    metavar="WHEN",
+    help="Only output of processes that ran then or began later: a duration such as 2h, or a date. Lines have no times of their own.",
+)
 @click.option("--follow", "-f", is_flag=True, help="Print new lines until the job ends.")
 @click.option("--prefix", is_flag=True, help="Begin each line with its rank and node.")
 def logs() -> None:

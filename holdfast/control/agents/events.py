@@ -6,14 +6,23 @@ agents may send more than this version understands. `holdfast.control.supervisor
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-from pydantic import Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from holdfast.control.agents.schema import Count, Digits, Groups, Integer, Real, Record
 
-_Row = Annotated[tuple[Count, Real, Real, float | None], Field(strict=False)]
-"""A step, when it ended, its seconds and its loss; JSON has no tuples."""
+_UNSIZED: Final = 4
+"""Values of a step whose script reports neither samples nor tokens."""
+
+
+def _with_sizes(row: object) -> object:
+    """Return the values of a step with those that its script does not report."""
+    return [*row, None, None] if isinstance(row, list | tuple) and len(row) == _UNSIZED else row
+
+
+_Row = Annotated[tuple[Count, Real, Real, float | None, Count | None, Count | None], Field(strict=False), BeforeValidator(_with_sizes)]
+"""A step, when it ended, its seconds, loss, samples and tokens; JSON has no tuples."""
 
 
 class AgentEvent(Record):
@@ -355,13 +364,20 @@ class HotSpareStarted(HotSpareEvent):
     """A hot spare has a process."""
 
 
+class WarmUpCoverage(Record):
+    """How many collectives the warm-up of a hot spare had, and how many of them were answered from the recording of a rank."""
+
+    calls: Count = 0
+    played: Count = 0
+
+
 class HotSpareReady(HotSpareEvent):
     """A hot spare has warmed up and waits."""
 
     role: Count | None = None
     seconds: Real | None = None
     rss: Count | None = None
-    coverage: dict[str, Any] = Field(default_factory=dict)
+    coverage: WarmUpCoverage = WarmUpCoverage()
 
 
 class HotSpareExited(HotSpareEvent):

@@ -99,6 +99,8 @@ class AgentPool:
         """Returns until when no other controller can take the job, by the history (seconds since boot)."""
         self.raise_epoch: Callable[[int], int] = self._lease_lost
         """Raises this controller's epoch in the history above that which agents remember; raises `LeaseLost` if another one has the job."""
+        self.check_node: Callable[[str], None] = lambda _node: None
+        """Raises a `NodeError` for a node with which the job can do nothing, before it is prepared."""
         self._newer = 0
         self._witnessed = -WITNESS_SECONDS
         """When an agent last confirmed this controller as the newest (seconds since boot)."""
@@ -150,6 +152,7 @@ class AgentPool:
         try:
             client.attach()
             self._check_open(node)
+            self.check_node(node)
             answer = client.send_command("prepare", **self._prepare_fields(node))
         except WorldError:
             client.close()

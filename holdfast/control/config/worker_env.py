@@ -44,7 +44,7 @@ def prepare_fields(spec: TrainingJob, cluster: Cluster, job: Job) -> dict[str, A
         argv = [str(spec.inside(spec.script)) if spec.script.startswith("~") else spec.script, *spec.args]
     if spec.module is not None:  # the pool of agents knows the interpreter of each node
         argv = ["", "-m", spec.module, *spec.args]
-    return {
+    fields = {
         "job": job.id,
         "name": job.name,
         "lease": spec.timeouts.lease.total_seconds(),
@@ -54,13 +54,22 @@ def prepare_fields(spec: TrainingJob, cluster: Cluster, job: Job) -> dict[str, A
         "argv": argv,
         "directory": str(spec.inside(".")),
         "environment": {**({} if remote else source_tree_env(os.environ)), **_environment(spec, job)},
-        "defaults": {**TORCHRUN_SETS, **({"OMP_NUM_THREADS": "1"} if spec.ranks_per_node > 1 else {})},
+        "defaults": TORCHRUN_SETS,
         "log_directory": str(log_directory(job)),
         "watch": spec.checks.nodes,
         "beat": beat_of(spec.max_nodes),
         "notice": cluster.preemption_notice.for_agents(),
         "memory": {"limit": spec.checkpoint.memory.max_memory} if spec.checkpoint.memory.interval else None,
     }
+    if isinstance(spec.nproc_per_node, int):
+        set_ranks(fields, spec, spec.nproc_per_node)
+    return fields
+
+
+def set_ranks(plan: dict[str, Any], spec: TrainingJob, ranks: int) -> None:
+    """Set in *plan*, the fields of the ``prepare`` command, what depends on the number of *ranks* on each node."""
+    plan["defaults"] = {**TORCHRUN_SETS, **({"OMP_NUM_THREADS": "1"} if ranks > 1 else {})}
+    plan["environment"] = {**plan["environment"], "HOLDFAST_WIDTH": str(spec.max_nodes * ranks)}
 
 
 def beat_of(nodes: int) -> float:
@@ -82,7 +91,6 @@ def _environment(spec: TrainingJob, job: Job) -> dict[str, str]:
     environment = {
         "PYTHONUNBUFFERED": "1",  # what a killed worker printed is evidence
         "HOLDFAST_JOB": job.name,
-        "HOLDFAST_WIDTH": str(spec.max_nodes * spec.ranks_per_node),
         "HOLDFAST_TOKEN": token_of(job),
         "HOLDFAST_CHECKPOINT_DIR": str(spec.checkpoints),
         "HOLDFAST_SAVE_EVERY": str(spec.checkpoint.first),

@@ -112,7 +112,7 @@ def recovery_case(run: JobController, incident: IncidentInWork | None, diagnosis
     """Return everything that the policy may know."""
     now, generations, state = time.time(), run.generations, run.generations.state
     lost |= frozenset(incident.lost if incident is not None else ()) & set(generations.members)
-    members = nodes_needed(state.membership, run.spec.ranks_per_node, lost)
+    members = nodes_needed(state.membership, run.generations.ranks_per_node, lost)
     seen = (diagnosis.root, *diagnosis.secondary_failures)
     unneeded = tuple(node for node in generations.members if node not in lost.union(members))
     kinds, incident_id = {fault.kind for fault in seen}, incident.row.id if incident is not None else ""

@@ -31,7 +31,7 @@ def grow_by_restart(run: JobController) -> Transition:
     try:
         failed = _stop(run)
         if not failed:
-            begin_generation(run, place((*generations.members, *added), run.spec.ranks_per_node), reason=reason)
+            begin_generation(run, place((*generations.members, *added), run.generations.ranks_per_node), reason=reason)
     except (NodeError, WorldError) as error:
         failed = str(error)
     if failed:

@@ -63,6 +63,8 @@ class NodeEligibility:
     """Node to its preemption notice."""
     _queue: deque[NodeFault] = field(default_factory=deque)
     """Faults that are not in the history yet."""
+    _recorded: list[NodeFault] = field(default_factory=list)
+    """Faults that are in the history, but were not when the cordons were last read."""
     _need_person: dict[str, NodeFault] = field(default_factory=dict)
     """Node to a fault that would isolate it with a person's approval."""
     _approved: dict[str, str] = field(default_factory=dict)
@@ -235,25 +237,33 @@ class NodeEligibility:
         while not self._closed.is_set():
             self._wake.wait(INTERVAL)
             self._wake.clear()
-            self._retry(self._write)
-            self._retry(self._read)
+            self._retry(self._synchronize)
         self._retry(self._write)  # what was found between the last check and the end
+
+    def _synchronize(self) -> None:
+        """Write and read. A history that can only be read is unreachable too, for as long as that is so, and is read all the same."""
+        try:
+            self._write()
+        finally:
+            self._read()
 
     def _table(self) -> CordonTable:
         return CordonTable(cluster=self.cluster.name, names=self.names(), rules=self.cluster.quarantine.rules)
 
     def _read(self) -> None:
         self._known = record.nodes(self.history, self._table(), now=time.time())
+        for one in self._recorded:
+            if self._suspect.get(one.node) is one:
+                del self._suspect[one.node]
+        self._recorded.clear()
 
     def _write(self) -> None:
         for answer in self.approvals.answers(SHARE):
             self._apply(answer)
         while self._queue:
             self._write_fault(self._queue[0])
-            done = self._queue.popleft()
+            self._recorded.append(self._queue.popleft())
             self._read()
-            if self._suspect.get(done.node) is done:
-                del self._suspect[done.node]
         if self._need_person and not self.approvals.is_open(SHARE):
             self._request_approval()
 

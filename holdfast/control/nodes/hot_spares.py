@@ -210,7 +210,9 @@ def places_for(count: int, room: Mapping[str, int], members: Sequence[str], held
 def _warm_up_text(event: HotSpareReady) -> str:
     after = f" after {wording.duration(event.seconds)}" if event.seconds is not None else ""
     memory = f", holding {wording.size(event.rss)} of memory" if event.rss is not None else ""
-    return f"has warmed up{after}{memory}"
+    calls, played = event.coverage.calls, event.coverage.played
+    answered = f"; {played} of {calls} calls were answered from the recording" if calls else ""
+    return f"has warmed up{after}{memory}{answered}"
 
 
 def _exit_text(event: HotSpareExited) -> str:

@@ -15,6 +15,7 @@ from holdfast.control.nodes.approvals import Approvals
 from holdfast.control.nodes.eligibility import NodeEligibility
 from holdfast.control.nodes.hot_spares import HotSparePool, HotSpareRequest, places_for
 from holdfast.control.nodes.preflight import Preflight
+from holdfast.control.nodes.rank_count import RankCount
 from holdfast.control.nodes.spare_pool import SparePool
 from holdfast.control.state.generations import Generations
 from holdfast.control.state.incidents import Incidents
@@ -52,6 +53,7 @@ class JobNodes:
     preflight: Preflight = field(init=False)
     allocations: AllocatedNodes = field(init=False)
     spare_pool: SparePool = field(init=False)
+    rank_count: RankCount = field(init=False)
 
     def __post_init__(self, history: History) -> None:
         eligibility = self.eligibility
@@ -70,6 +72,8 @@ class JobNodes:
             eligibility=eligibility,
             forget_notice=self.forget_notice,
         )
+        self.rank_count = RankCount(log=self.log, spec=self.spec, agents=self.agents, generations=self.generations)
+        self.rank_count.begin()
         eligibility.allocation_drain = self.allocations.drain_of
         self.spare_pool = SparePool(
             log=self.log,
@@ -116,7 +120,7 @@ class JobNodes:
         alive = [
             node for node in self.agents.alive() if not (eligibility.drain_of(node) if node in ranks else eligibility.why_ineligible(node))
         ]
-        return {node: max(0, self.spec.ranks_per_node - len(ranks.get(node, ()))) for node in alive}
+        return {node: max(0, self.generations.ranks_per_node - len(ranks.get(node, ()))) for node in alive}
 
     def bring_up(self, nodes: Iterable[str]) -> dict[str, AgentClient | WorldError]:
         """Start agents on *nodes*, and record those that have one; return the agents' clients, or why there is none."""
@@ -164,7 +168,7 @@ class JobNodes:
         if not (generations.roles and generations.state.grouped() and generations.state.all_stepped()):
             return
         spec, room = self.spec, self.room()
-        auto = min(spec.ranks_per_node * spec.spare_nodes, sum(room.values()))
+        auto = min(self.generations.ranks_per_node * spec.spare_nodes, sum(room.values()))
         count = auto if spec.hot_spares == "auto" else spec.hot_spares
         stay = tuple(node for node in generations.members if not self.eligibility.drain_of(node))
         self.hot_spares.maintain(places_for(count, room, stay, self.hot_spares.held()), self.hot_spare_spec())

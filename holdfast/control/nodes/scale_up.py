@@ -74,7 +74,7 @@ class ScaleUp:
     @property
     def by_restart(self) -> bool:
         """Return whether the job was started on fewer nodes than it wants: to grow, it has to restart all ranks."""
-        ranks, full = self._generations.state.ranks, self._spec.max_nodes * self._spec.ranks_per_node
+        ranks, full = self._generations.state.ranks, self._spec.max_nodes * self._generations.ranks_per_node
         return bool(ranks) and not self._generations.vacant() and len(ranks) < full
 
     def nodes(self) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ class ScaleUp:
     def places(self) -> dict[int, str]:
         """Return a node for each missing rank that can join, on nodes with an agent or that can be brought up."""
         generations, nodes = self._generations, self._nodes
-        room = {node: self._spec.ranks_per_node for node in self.found if not nodes.eligibility.why_ineligible(node)} | nodes.room()
+        room = {node: self._generations.ranks_per_node for node in self.found if not nodes.eligibility.why_ineligible(node)} | nodes.room()
         if not generations.state.all_stepped():
             return {}
         return placements_to_grow(generations.copies, generations.state.ranks.keys(), room)

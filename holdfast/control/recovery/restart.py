@@ -89,7 +89,7 @@ def reschedule(run: JobController, decision: Decision) -> Transition:
     if decision.action not in WIDTH_MAY_CHANGE:  # after in-process recoveries fewer nodes may hold all ranks than are meant to
         world, after = len(generations.state.ranks), with_spares(after, nodes.spares(), generations.width)
     try:
-        membership = place(after, run.spec.ranks_per_node, world)
+        membership = place(after, run.generations.ranks_per_node, world)
         begin_generation(run, membership, reason=decision.reason, before=decision.before, skip=decision.skip)
     except NodeError as error:
         generations.state.evidence.append(StartFailure(node=error.node, at=time.time(), why=str(error)))

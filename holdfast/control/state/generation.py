@@ -326,7 +326,7 @@ class GenerationState:
 
     def on_steps(self, _node: str, event: Steps) -> None:
         """Keep how long the steps took, and their losses."""
-        for step, _, seconds, loss in event.steps:
+        for step, _, seconds, loss, *_ in event.steps:
             self.durations.append((step, seconds))
             if loss is not None:
                 self.losses.append((step, loss))

@@ -25,6 +25,8 @@ class Generations:
 
     def __init__(self, log: JobLog, spec: TrainingJob, replicas: Replicas, snapshots: SnapshotStats) -> None:
         self._log, self._spec, self._replicas, self._snapshots = log, spec, replicas, snapshots
+        self.ranks_per_node = spec.nproc_per_node if isinstance(spec.nproc_per_node, int) else 1
+        """Ranks on each node. Where the job file has no number it is counted when the first node is brought up."""
         self.number = 0
         self.members: tuple[str, ...] = ()
         """Nodes that hold its ranks."""
@@ -49,6 +51,8 @@ class Generations:
         """The planned generation that is being prepared while this one trains."""
         self.managed = False
         """Whether its workers have reported steps or managed state."""
+        self.trained = False
+        """Whether any step was finished since the job was submitted; `best` may be one of a job of this name before."""
         self.best = 0
         """Newest step that the job ever finished."""
         self.on_begin: Callable[[GenerationState, GenerationState], None] = lambda _before, _state: None
@@ -118,6 +122,15 @@ class Generations:
         resumed, first, until = self.state.resumed_step(), self.state.first_step_at(), self.state.until()
         self._log.recorder.amend(models.Generation, self.id, first_step_at=first, resumed_step=resumed, until=until)
 
+    @property
+    def complete_before(self) -> int | None:
+        """Return the step at which the script was complete when the job started: it resumed there and made no step; else None."""
+        return None if self.trained or self.state.any_stepped() else self.state.resumed_step() or None
+
+    def record_resumed(self) -> None:
+        """Record from which step this generation resumed, where it made no step."""
+        self._log.recorder.amend(models.Generation, self.id, resumed_step=self.state.resumed_step())
+
     def recorded_before(self, history: History) -> tuple[int, dict[int, int]]:
         """Return the newest step in the history, and for each recorded generation the step that it resumed from."""
         newest = queries.last_step(history, self._log.job.id)
@@ -129,11 +142,11 @@ class Generations:
     @property
     def width(self) -> int:
         """Return how many nodes the job's ranks take when each holds as many as it can."""
-        return -(-len(self.state.ranks) // self._spec.ranks_per_node)
+        return -(-len(self.state.ranks) // self.ranks_per_node)
 
     def nodes_needed(self, lost: frozenset[str]) -> tuple[str, ...]:
         """Return the nodes that hold the job's ranks when each node, except the *lost* ones, holds as many as it can."""
-        return nodes_needed(self.state.membership, self._spec.ranks_per_node, lost)
+        return nodes_needed(self.state.membership, self.ranks_per_node, lost)
 
     def vacant(self) -> frozenset[int]:
         """Return the ranks that the job trains without."""
@@ -166,7 +179,7 @@ class Generations:
         self, rank: int, node: str | None = None, *, number: int | None = None, rank_table: RankTable | None = None
     ) -> dict[str, str]:
         """Return the environment of a process that takes *rank* over, on *node* if that is known, in generation *number*."""
-        table, ranks = rank_table or self.rank_table, self._spec.ranks_per_node
+        table, ranks = rank_table or self.rank_table, self.ranks_per_node
         place = seat_environment(
             rank, table, generation=self.number if number is None else number, ranks_per_node=ranks, job=self._log.job.name
         )

@@ -43,6 +43,7 @@ from holdfast.history import History, LeaseRenewer, Recorder, models, this_host
 from holdfast.log import note
 from holdfast.paths import job_directory
 from holdfast.protocol import Message
+from holdfast.report.wording import count
 from holdfast.spec import Cluster, TrainingJob
 from policies.cordons import Owner
 from policies.policy import Policy
@@ -444,6 +445,8 @@ def poll(run: JobController) -> Transition | None:
 def _done(run: JobController) -> str:
     """Return why the job is completed; empty when it is not."""
     if run.generations.state.ranks and run.generations.state.all_succeeded():
+        if (step := run.generations.complete_before) is not None:
+            return f"it was complete at step {count(step)} already: all {len(run.generations.state.ranks)} rank(s) resumed there and exited"
         return f"all {len(run.generations.state.ranks)} rank(s) exited with status 0"
     if why := run.faults.why_completed():
         run.log.record_event(why)

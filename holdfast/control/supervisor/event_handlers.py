@@ -176,15 +176,17 @@ class EventHandlers:
         """Record the steps, and publish the newest one."""
         self.generations.managed = True
         self._record_steps(node, event)
-        step, _, seconds, loss = event.steps[-1]
+        step, _, seconds, loss, *_ = event.steps[-1]
         self.log.publish("progress", {"step": step, "until": self.generations.state.until(), "loss": loss, "seconds": seconds})
 
     def _record_steps(self, node: str, event: Steps) -> None:
         generation = event.generation
-        for step, at, seconds, loss in event.steps:
+        for step, at, seconds, loss, samples, tokens in event.steps:
             if self._is_new(generation, step) and self._steps.allows(node):
                 row = models.StepRecord(job_id=self.log.job.id, generation=generation, step=step, at=at, seconds=seconds, loss=loss)
+                row.samples, row.tokens = samples, tokens
                 self.log.recorder.add(row)
+                self.generations.trained = True
                 self._newest = step if generation == self.generations.number else self._newest
         if generation == self.generations.number:
             self._recorded = max(self._recorded, event.steps[-1][0])

@@ -35,7 +35,7 @@ def begin(run: JobController) -> Transition | None:
         except OperatorError as error:
             return Transition(Event.FAILED, str(error))
         try:
-            begin_generation(run, place(members, run.spec.ranks_per_node), reason="launch")
+            begin_generation(run, place(members, run.generations.ranks_per_node), reason="launch")
         except NodeError as error:  # before any rank ran it is no incident: the node is released, and the next try chooses again
             run.agents.drop(error.node)
             run.log.record_event(f"{error.node} is left out of the launch: {error}")
@@ -68,11 +68,14 @@ def gather(run: JobController) -> tuple[str, ...]:
     spec = run.spec
     every, refused = spec.max_nodes + spec.spare_nodes, []
     run.nodes.preflight.remember()
+    if not run.agents.alive():
+        run.nodes.rank_count.forget()
     candidates = run.nodes.preflight.by_preference(run.nodes.free())
     while missing := _missing(run, every, candidates):
         batch, candidates = candidates[:missing], candidates[missing:]
         run.nodes.preflight.begin(batch)
         answers = run.agents.each(batch, run.agents.bring_up)
+        run.nodes.rank_count.settle(answers)
         refused += [f"{node}: {answer}" for node, answer in answers.items() if isinstance(answer, WorldError)]
         run.nodes.preflight.finish()
         candidates = run.nodes.preflight.by_preference(candidates)

@@ -208,7 +208,7 @@ def _read_past(run: JobController) -> None:
     """Read the job's past from the history: recoveries, failures, the newest step, and the incident in work."""
     last = queries.last_step(run.history, run.job.id)
     run.generations.best = last.step if last else 0
-    run.generations.managed = last is not None
+    run.generations.managed = run.generations.trained = last is not None
     known = queries.incidents(run.history, run.job.id)
     run.incidents.count = max((one.number for one in known), default=0)
     faults = queries.faults(run.history, run.job.id)

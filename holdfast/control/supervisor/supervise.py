@@ -250,7 +250,7 @@ def _end(run: JobController) -> None:
     requested = run.state in (State.CANCELLED, State.SUSPENDED)
     try:
         if run.state is State.COMPLETED:
-            _warn_of_early_exit(run)
+            _note_end_without_steps(run)
         if requested:
             _stop_with_grace(run)
         if run.state is not State.COMPLETED:
@@ -317,8 +317,11 @@ def _isolating_faults(run: JobController) -> list[NodeFault]:
     return [found for faults in by_node.values() if (found := isolating_fault(faults, run.recommended_actions)) is not None]
 
 
-def _warn_of_early_exit(run: JobController) -> None:
-    """Record a warning when a script did nothing visible: it may have exited early without calling that an error."""
+def _note_end_without_steps(run: JobController) -> None:
+    """Record that the job was complete before, or a warning when its script did nothing visible."""
+    if run.generations.complete_before is not None:
+        run.generations.record_resumed()
+        return
     started = [rank.started for rank in run.generations.state.ranks.values() if rank.started is not None]
     seconds = time.time() - min(started, default=time.time())
     if run.generations.best or seconds >= SOON:

@@ -5,9 +5,8 @@ If the node's state changes meanwhile, the outcome is out of date and changes no
 
 from __future__ import annotations
 
-import difflib
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,8 +15,8 @@ from typing import Final, Literal, Self
 from pydantic import BaseModel, ConfigDict
 
 from detectors.burn_in_results import CheckMark
-from holdfast.cluster import names_of, open_cluster
-from holdfast.errors import NodesBusy, UnknownNode
+from holdfast.cluster import check_names, names_of, open_cluster
+from holdfast.errors import NodesBusy
 from holdfast.history import History, cordons
 from holdfast.history.cordons import CordonTable
 from holdfast.history.models import Job
@@ -69,13 +68,6 @@ class Repair:
         """Return the nodes that are due for a burn-in."""
         now = time.time()
         return [name for name, node in self.known().items() if node.is_due(now)]
-
-    def check_names(self, nodes: Iterable[str]) -> None:
-        """Raise `UnknownNode` for a name that the cluster does not have."""
-        names = names_of(self.cluster)
-        for node in nodes:
-            if node not in names:
-                raise UnknownNode(node, self.cluster.name, tuple(difflib.get_close_matches(node, names, n=3) or names[:5]))
 
     def jobs(self) -> dict[str, str]:
         """Return the nodes of a local cluster on which a job trains now, each with the job's name."""
@@ -159,7 +151,7 @@ def open_repair(cluster: Cluster, seconds: float | None = None, nodes: Sequence[
     with closing(History.open()) as history:
         owner, plan = Owner(name="node-repair"), BurnInPlan.of(cluster.burn_in, seconds=seconds)
         with Repair(cluster, history, owner, plan) as repair:
-            repair.check_names(nodes)
+            check_names(nodes, cluster.name, names_of(cluster))
             with register(cluster.name, repair):
                 yield repair
 

@@ -45,7 +45,9 @@ class OfIncident(Protocol):
 
 
 Row = TypeVar("Row", bound=OfIncident)
-_COLUMNS: Final = np.dtype([("generation", "i8"), ("step", "i8"), ("at", "f8"), ("seconds", "f8"), ("loss", "f8")])
+_COLUMNS: Final = np.dtype(
+    [("generation", "i8"), ("step", "i8"), *((name, "f8") for name in ("at", "seconds", "loss", "samples", "tokens"))]
+)
 MOST_INCIDENTS: Final = 80
 """Incidents that have a card on the page, the newest ones."""
 LARGEST_LOSS = 1e30
@@ -62,6 +64,10 @@ class StepColumns:
     seconds: Floats
     loss: Floats
     """NaN without a finite loss."""
+    samples: Floats
+    """Of all ranks, since the report before; NaN where they are not reported."""
+    tokens: Floats
+    """As `samples`."""
     lost: Flags
     """True if a later generation rolled back this step."""
 
@@ -248,6 +254,8 @@ def _steps(history: History, job: Job, generations: Sequence[Generation]) -> Ste
         at=table["at"],
         seconds=table["seconds"],
         loss=np.where(usable, table["loss"], np.nan),
+        samples=table["samples"],
+        tokens=table["tokens"],
         lost=_lost_steps(table["generation"], table["step"], generations),
     )
 

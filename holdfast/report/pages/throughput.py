@@ -16,7 +16,7 @@ from holdfast.report.case import IncidentCase
 from holdfast.report.pages.axes import incident_marks, since_submission, time_axis
 from holdfast.report.pages.drawing import DrawingBox, SvgTheme, drawing, svg
 from holdfast.report.pages.incident_layers import downtimes, marks_in_time, startup_note
-from holdfast.report.pages.job_history import JobHistory
+from holdfast.report.pages.job_history import JobHistory, StepColumns
 from holdfast.report.pages.thinning import Floats
 
 _BIN_PIXELS: Final = 6
@@ -24,8 +24,8 @@ _STEPS_IN_BIN: Final = 2.0
 """A bin holds at least so many typical steps, so that single steps do not show as noise."""
 _COMPARED: Final = 20
 """Steps on either side of a recovery whose median is its rate before and after."""
-_MANY: Final = 1000
-"""From so many steps per second on, three digits would need an exponent."""
+_MOST: Final = 0.5
+"""Share of the steps that must have a size for it to be drawn: the first step after a recovery may have none."""
 _LEAST: Final = 2
 """With fewer steps on one side there is no rate."""
 
@@ -63,11 +63,18 @@ def _rate(seconds: Floats) -> float | None:
     return 1.0 / typical if typical > 0 else None
 
 
-def rate(number: float | None) -> str:
-    """Return steps per second with three digits."""
-    if number is None:
-        return wording.NOTHING
-    return f"{number:#.3g}".rstrip(".") if number < _MANY else f"{number:,.0f}"
+def unit(steps: StepColumns) -> str:
+    """Return what the plot counts: ``tokens`` or ``samples`` where most steps were reported with them, else ``steps``."""
+    for name in ("tokens", "samples"):
+        if len(steps) and np.isfinite(getattr(steps, name)).mean() > _MOST:
+            return name
+    return "steps"
+
+
+def _amounts(steps: StepColumns) -> Floats:
+    """Return how many of `unit` each report stands for; a report without them is taken to have as many as is usual."""
+    found: Floats = steps.weights if (name := unit(steps)) == "steps" else getattr(steps, name)
+    return np.where(np.isfinite(found), found, np.nanmedian(found)) if len(found) else found
 
 
 def signed(change: float | None) -> str:
@@ -76,7 +83,7 @@ def signed(change: float | None) -> str:
 
 
 def _rates(job: JobHistory, columns: int, *, lost: bool) -> tuple[Floats, Floats]:
-    """Return the edges of the bins in seconds since submission, and the steps per second in each, only *lost* steps or only kept ones."""
+    """Return the edges of the bins in seconds since submission, and `unit` per second in each, only *lost* steps or only kept ones."""
     steps = job.steps
     per_step, weights = steps.per_step, steps.weights
     total = max(job.wall_seconds, 1e-6)
@@ -88,7 +95,7 @@ def _rates(job: JobHistory, columns: int, *, lost: bool) -> tuple[Floats, Floats
     end = np.maximum.accumulate(steps.at[chosen][order] - job.job.at) if chosen.any() else np.empty(0)
     took = (per_step * weights)[chosen][order]
     begin = np.maximum(end - took, np.concatenate(([-np.inf], end[:-1]))) if len(end) else end
-    done = np.concatenate(([0.0], np.cumsum(weights[chosen][order])))
+    done = np.concatenate(([0.0], np.cumsum(_amounts(steps)[chosen][order])))
     corners = np.stack([begin, end], axis=1).ravel()
     heights = np.stack([done[:-1], done[1:]], axis=1).ravel()
     if not len(corners):
@@ -99,7 +106,7 @@ def _rates(job: JobHistory, columns: int, *, lost: bool) -> tuple[Floats, Floats
 
 
 def throughput(job: JobHistory, changes: Mapping[str, RateChange], box: DrawingBox, name: str) -> Markup:
-    """Draw steps per second over wall time, kept and lost ones, with the *changes* of each recovery in its description."""
+    """Draw steps, samples or tokens per second over wall time, kept and lost ones; the description has the *changes* of recoveries."""
     on = drawing(box)
     time_axis(on, job.wall_seconds, zero=job.job.at)
     edges, kept = _rates(job, box.columns, lost=False)
@@ -113,14 +120,18 @@ def throughput(job: JobHistory, changes: Mapping[str, RateChange], box: DrawingB
     if lost.any():
         on.axes.stairs(kept + lost, edges, baseline=kept, fill=True, color=SvgTheme.AGAIN, linewidth=0, zorder=3)
     incident_marks(on, marks_in_time(job))
-    on.axis_titles(since_submission(job.job.at, job.wall_seconds), "steps per second")
-    return svg(on, name=name, title="Steps per second over wall time", text=_text(job, changes))
+    on.axis_titles(since_submission(job.job.at, job.wall_seconds), f"{unit(job.steps)} per second")
+    return svg(on, name=name, title=f"{unit(job.steps).capitalize()} per second over wall time", text=_text(job, changes))
 
 
 def _text(job: JobHistory, changes: Mapping[str, RateChange]) -> str:
-    typical = rate(_rate(job.steps.per_step[~job.steps.lost]))
-    text = f"In the median {typical} steps per second."
     known = [one for one in changes.values() if one.change is not None]
+    steps, counted = job.steps, unit(job.steps)
+    per_second = _rate(steps.per_step[~steps.lost])
+    text = f"In the median {wording.per_second(per_second)} steps per second."
+    if counted != "steps" and per_second is not None:
+        of_a_step = float(np.median((_amounts(steps) / steps.weights)[~steps.lost]))
+        text += f" That is {wording.per_second(per_second * of_a_step)} {counted} per second."
     if known:
         worst = min(known, key=lambda one: one.change or 0.0)
         text += f" Largest decrease after a recovery: {signed(worst.change)}, incident {worst.incident.number}."

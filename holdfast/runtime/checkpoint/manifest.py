@@ -147,6 +147,14 @@ def leftovers(directory: Path, *, below: int) -> list[Path]:
     return [path for match, path in found if match and int(match["generation"]) < below]
 
 
+def removed_in_part(directory: Path) -> list[Path]:
+    """Return the folders of checkpoints whose removal was interrupted; none where *directory* does not exist."""
+    if not directory.is_dir():
+        return []
+    found = ((_STAGING.fullmatch(path.name), path) for path in directory.iterdir())
+    return sorted(path for match, path in found if match and match["what"] == "removing")
+
+
 def step_of(folder: Path) -> int:
     """Return the step in the name of a checkpoint's folder or staging folder."""
     match = _FOLDER.search(folder.name)

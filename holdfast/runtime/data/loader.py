@@ -60,6 +60,8 @@ class Loader:
         self._to_skip = 0
         """Batches to skip before the next one is handed out."""
         self._handed_out, self._per_step = 0, 1
+        self._taken = 0
+        """Samples in the batches of this step, of all ranks."""
         self._base_seeds = torch.Generator()
         self._resumable = self._make_resumable(loader)
 
@@ -79,6 +81,7 @@ class Loader:
                     self._to_skip -= 1
                     continue
                 self._handed_out += 1
+                self._taken += self._samples_of_all_ranks()
                 yield batch
                 continue
             self._end_epoch()
@@ -152,14 +155,26 @@ class Loader:
                 self._to_skip -= shard.last
                 continue
             self._handed_out += shard.last
+            self._taken += shard.of * shard.last
             yield MicroBatch(batch=batch, weight=shard.weight, last=shard.last)
             if shard.last:
                 return
 
     # -- position -----------------------------------------------------------------------------------------------------
 
+    @property
+    def samples_taken(self) -> int | None:
+        """Return the samples that all ranks together took since the step began; None where that is unknown."""
+        return self._taken or None
+
+    def _samples_of_all_ranks(self) -> int:
+        """Return the samples in one batch of every rank; 0 where it is unknown whether other ranks have the same ones."""
+        copies = next((int(part.num_replicas) for part in self._samplers() if hasattr(part, "num_replicas")), 1)
+        return self.samples_of_a_step * copies if copies > 1 or World.current().size == 1 else 0
+
     def begin_step(self, *, skip: int = 0) -> None:
         """Begin a step, and skip the batches of *skip* steps first: as many for each as the step before took."""
+        self._taken = 0
         if self._handed_out:
             self._per_step, self._handed_out = self._handed_out, 0
         self._to_skip += skip * self._per_step

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Protocol, SupportsFloat, SupportsIndex
 
 from holdfast.process import started_at
-from holdfast.runtime.agent_client import link
+from holdfast.runtime.agent_client import StepSize, link
 
 _log = logging.getLogger("holdfast.runtime")
 
@@ -83,7 +83,14 @@ class _Progress:
 _progress = _Progress()
 
 
-def heartbeat(step: SupportsIndex, loss: SupportsFloat | Scalar | None = None, *, until: SupportsIndex | None = None) -> None:
+def heartbeat(
+    step: SupportsIndex,
+    loss: SupportsFloat | Scalar | None = None,
+    *,
+    until: SupportsIndex | None = None,
+    samples: int | None = None,
+    tokens: int | None = None,
+) -> None:
     """Report that a step is done, for scripts and frameworks that save and restore their own state.
 
     It enables hang detection, step counts and goodput without a `session`; it saves and restores nothing. Call it on every rank, after
@@ -94,14 +101,18 @@ def heartbeat(step: SupportsIndex, loss: SupportsFloat | Scalar | None = None, *
         loss: Loss of the step: a number, or a tensor with one element. A tensor on a GPU is copied to the host, which waits for the step:
             pass a number that is on the host already, or nothing, where that is too slow.
         until: Step at which the job ends, for the remaining time in `holdfast status`.
+        samples: Samples that all ranks together computed since the step that was reported before, for the throughput in samples per
+            second.
+        tokens: Tokens that all ranks together computed since then, for the throughput in tokens per second.
 
     Raises:
-        TypeError: ``loss`` is neither a number nor a tensor with one element.
-        ValueError: ``step`` or ``until`` is negative.
+        TypeError: ``loss`` is neither a number nor a tensor with one element, or a size is not a whole number.
+        ValueError: ``step``, ``until``, ``samples`` or ``tokens`` is negative.
     """
     number, end = operator.index(step), None if until is None else operator.index(until)
     if number < 0 or (end is not None and end < 0):
         raise ValueError(f"heartbeat(step={number}, until={end}): steps are counted from 0")
+    size = StepSize.of("heartbeat", samples, tokens)
     agent = link()
     if not agent.attached:
         return
@@ -113,7 +124,7 @@ def heartbeat(step: SupportsIndex, loss: SupportsFloat | Scalar | None = None, *
     if number == _progress.step:
         return
     agent.step = number
-    agent.heartbeat(number, None if loss is None else _number(loss), _progress.advance(number), end)
+    agent.heartbeat(number, None if loss is None else _number(loss), _progress.advance(number), end, size)
 
 
 def _number(loss: SupportsFloat | Scalar) -> float:

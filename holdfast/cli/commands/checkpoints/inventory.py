@@ -17,14 +17,13 @@ from holdfast.checkpoints.verify import MemoryVerifier, VerifierProcess, verify_
 from holdfast.cli.job_view import JobView, find_job, view_job
 from holdfast.cli.output import echo, echo_json, echo_table, echo_wrapped, heading, section
 from holdfast.cluster import open_cluster
+from holdfast.exit_codes import FAILED
 from holdfast.history.store import History
 from holdfast.report.wording import NOTHING, count, duration, plural, ranks, size
 from holdfast.runtime.checkpoint_verifier.findings import Findings, StoredCheckpoint
 from holdfast.spec import TrainingJob
 from holdfast.stored_job import checkpoint_directory, recorded_cluster
 
-DAMAGED: Final = 1
-"""Exit status when the newest of a tier is not complete, or verification found damage."""
 HEAD: Final = ("TIER", "STEP", "LINEAGE", "STATE", "AGE", "SIZE", "WHERE")
 
 
@@ -60,7 +59,7 @@ def _inspect(job: str | None, *, verify: bool, as_json: bool) -> int:
         echo_json(as_record(report))
     else:
         show(report)
-    return 0 if report.found.sound else DAMAGED
+    return 0 if report.found.sound else FAILED
 
 
 def gather(job: JobView, *, verify: bool) -> Inventory:

@@ -18,7 +18,7 @@ from holdfast.cli.arguments import known_nodes, named
 from holdfast.cli.output import echo, echo_json, echo_table, on_terminal
 from holdfast.errors import NothingToBootstrap, NotWritable
 from holdfast.report.wording import NOTHING, duration, plural
-from holdfast.spec import SshCluster, load_cluster
+from holdfast.spec import Cluster, SshCluster, load_cluster
 
 HEAD: Final = ("NODE", "DONE", "PYTHON", "TOOK", "WHERE, OR WHY NOT")
 ENDS: Final = frozenset({"kept", "installed", "repaired", "failed", "inspected"})
@@ -51,7 +51,11 @@ def bootstrap(nodes: Sequence[str], cluster_file: Path | None, *, wheel: Path | 
 
 def ssh_cluster(path: Path | None) -> SshCluster:
     """Return the cluster in a file; refuse one that is not reached by SSH."""
-    cluster = load_cluster(named(path))
+    return over_ssh(load_cluster(named(path)))
+
+
+def over_ssh(cluster: Cluster) -> SshCluster:
+    """Return *cluster*; refuse one that is not reached by SSH."""
     if not isinstance(cluster, SshCluster):
         raise NothingToBootstrap(cluster.name, cluster.kind)
     return cluster

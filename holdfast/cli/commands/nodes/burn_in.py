@@ -12,14 +12,14 @@ from typing import Any, Final
 import click
 
 from detectors.burn_in_results import Check, CheckMark
-from holdfast.cli.arguments import operator
+from holdfast.cli.arguments import cluster_in, known_nodes, operator
 from holdfast.cli.output import COLOURS, echo, echo_json, hint
+from holdfast.cluster import names_of
 from holdfast.errors import NodeNotChanged, NodesBusy
 from holdfast.history.store import History
 from holdfast.probe.burn_in.plan import BurnInPlan
 from holdfast.probe.burn_in.repair import Repair
 from holdfast.report.wording import duration, visible
-from holdfast.spec import LocalCluster, load_cluster
 from policies.burn_in import BurnInOutcome, explain_still_isolated, node_result, seen
 from policies.cordons import TESTABLE, Owner
 from policies.node_states import NodeState
@@ -29,13 +29,13 @@ MARKS: Final = {CheckMark.PASSED: COLOURS["healthy"], CheckMark.FAILED: COLOURS[
 
 def burn_in(nodes: Sequence[str], cluster_file: Path | None, *, short: bool, seconds: float | None, as_json: bool) -> int:
     """Test *nodes*, show each check as it ends and the results last; return 0 when all passed."""
-    cluster = load_cluster(cluster_file) if cluster_file else LocalCluster()
+    cluster = cluster_in(cluster_file)
     wanted = list(dict.fromkeys(nodes))
     plan = BurnInPlan.of(cluster.burn_in, seconds=seconds, short=short)
     with closing(History.open()) as history, Repair(cluster, history, Owner(name=operator(), person=True), plan) as repair:
         if not as_json:
             repair.on_check = _ProgressLines(max(len(node) for node in wanted))
-        repair.check_names(wanted)
+        known_nodes(wanted, cluster.name, names_of(cluster))
         if not short:
             _begin(repair, wanted)
         begun = list(repair.trials)

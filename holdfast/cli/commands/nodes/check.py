@@ -33,13 +33,21 @@ READING = "reading"
 
 
 def check(  # noqa: PLR0913 (as many as the command has options)
-    nodes: Sequence[str], cluster_file: Path | None, *, local: bool, baseline: Path | None, timeout: float, as_json: bool
+    nodes: Sequence[str],
+    cluster_file: Path | None,
+    *,
+    default_cluster: Path | None,
+    local: bool,
+    baseline: Path | None,
+    timeout: float,
+    as_json: bool,
 ) -> int:
     """Check the nodes of a cluster, or this machine."""
     if local:
-        if nodes:
-            raise click.UsageError("`--local` checks this machine: name no nodes, or leave `--local` out")
+        if nodes or cluster_file is not None:
+            raise click.UsageError("`--local` checks this machine: name no nodes and no cluster, or leave `--local` out")
         return check_machine(baseline, deadline=timeout, as_json=as_json)
+    cluster_file = cluster_file or default_cluster
     if cluster_file is None:
         raise click.UsageError("name what to check: a cluster with `--cluster FILE`, or `--local` for this machine")
     if baseline is not None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import click
 
-from holdfast.cli.arguments import coming_time, known_nodes, operator
-from holdfast.cli.commands.nodes.listing import view_nodes
+from holdfast.cli.arguments import cluster_in, coming_time, known_nodes, operator
+from holdfast.cli.commands.nodes.listing import jobs_on, view_nodes
 from holdfast.cli.job_view import find_job
 from holdfast.cli.output import clock, echo, echo_json, hint
 from holdfast.cluster import names_of
@@ -22,8 +21,7 @@ from holdfast.history.cordons import CordonTable
 from holdfast.history.lease import holder_of
 from holdfast.history.models import Job
 from holdfast.history.store import History
-from holdfast.report.wording import NOTHING
-from holdfast.spec import Cluster, LocalCluster, load_cluster
+from holdfast.spec import Cluster
 from holdfast.stored_job import recorded_cluster
 from policies import quarantine
 from policies.cordons import Answer, CordonChanged, Node, OperatorRequest, Owner, QuarantineLimits
@@ -57,14 +55,16 @@ def decommission(nodes: Sequence[str], *, reason: str, cluster_file: Path | None
 
 def _change(verb: Verb, nodes: Sequence[str], reason: str, cluster_file: Path | None, *, as_json: bool) -> int:
     """Carry out a request about nodes, and show them afterwards; raise an `OperatorError` for the first one that it is impossible for."""
-    cluster = load_cluster(cluster_file) if cluster_file else LocalCluster()
+    cluster = cluster_in(cluster_file)
     with closing(History.open()) as history:
         done, refused = _carry_out(history, cluster, nodes, reason, verb)
+        isolated = not as_json and any(one.node.is_isolated for one in done)
+        jobs = jobs_on(history, view_nodes(cluster)) if isolated else {}
     if as_json:
         echo_json({"cluster": cluster.name, "nodes": [_change_record(one) for one in done]})
     else:
         for one in done:
-            _show_change(cluster, one)
+            _show_change(one, jobs.get(one.node.name))
     if cluster.kind == "slurm":
         from holdfast.cluster.slurm.drains import follow  # noqa: PLC0415 (most clusters are not Slurm's)
 
@@ -83,6 +83,7 @@ def drain(  # noqa: PLR0913 (as many as the command has options)
     reason: str,
     cancel: bool,
     cluster_file: Path | None,
+    default_cluster: Path | None,
     job: str | None,
     as_json: bool,
 ) -> int:
@@ -92,23 +93,22 @@ def drain(  # noqa: PLR0913 (as many as the command has options)
     """
     if cancel and (by is not None or within is not None):
         raise click.UsageError("`--cancel` cancels the drain: leave `--by` and `--in` out, or leave `--cancel` out to change the time")
+    if cluster_file is not None and job is not None:
+        raise click.UsageError("name the cluster once: with `--cluster` or with `--job`")
     leave_by = _leave_by(by, within, time.time())
 
     def verb(present: Node, request: OperatorRequest) -> Answer:
         return quarantine.cancel_drain(present, request) if cancel else quarantine.drain(present, request, leave_by=leave_by)
 
     with closing(History.open()) as history:
-        if job is not None:
-            cluster = recorded_cluster(find_job(history, job))
-        else:
-            cluster = load_cluster(cluster_file) if cluster_file else LocalCluster()
+        cluster = cluster_in(cluster_file or default_cluster) if job is None else recorded_cluster(find_job(history, job))
         done, refused = _carry_out(history, cluster, nodes, reason, verb)
-        drained = [_DrainedNode.of(history, cluster, one) for one in done]
+        jobs = jobs_on(history, view_nodes(cluster)) if done else {}
         if as_json:
-            echo_json({"cluster": cluster.name, "nodes": [one.record(leave_by) for one in drained]})
+            echo_json({"cluster": cluster.name, "nodes": [_drain_record(one, jobs.get(one.node.name), leave_by) for one in done]})
         else:
-            for one in drained:
-                _show_drain(history, one, leave_by)
+            for one in done:
+                _show_drain(history, one, jobs.get(one.node.name), leave_by)
     if refused:
         raise _refusal(refused)
     return 0
@@ -182,52 +182,32 @@ def _change_record(done: CordonChanged) -> dict[str, Any]:
     }
 
 
-def _show_change(cluster: Cluster, done: CordonChanged) -> None:
+def _show_change(done: CordonChanged, job: Job | None) -> None:
+    """Show a change of a node, and the job on it."""
     node, until = done.node, next((one.until for one in done.node.cordons if one.number == done.cordon), None)
     ends = f", until {clock(until)}" if until is not None else ""
     echo(f"{node.name}: {_moved(done)[1]} (cordon {done.cordon}, by {done.owner.name}{ends})")
-    job = next((view.job for view in view_nodes(cluster) if view.name == node.name), None) if node.is_isolated else None
-    if job and job != NOTHING:
-        hint(f"Job '{job}' trains on {node.name} and continues there. `holdfast node drain {node.name}` migrates it.")
+    if job is not None and node.is_isolated:
+        hint(f"Job '{job.name}' trains on {node.name} and continues there. `holdfast node drain {node.name}` migrates it.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _DrainedNode:
-    """A node whose drain was changed, and the job on it."""
-
-    done: CordonChanged
-    job: Job | None
-    name: str | None
-    """The job's name, or its id where the history does not have it."""
-
-    @classmethod
-    def of(cls, history: History, cluster: Cluster, done: CordonChanged) -> Self:
-        """Find the job on a node."""
-        job = next((view.job for view in view_nodes(cluster) if view.name == done.node.name), None)
-        with history.session() as session:
-            row = session.get(Job, job) if job else None
-        return cls(done=done, job=row, name=row.name if row is not None else job)
-
-    @property
-    def drains(self) -> bool:
-        """Return whether jobs leave the node."""
-        return self.done.node.drain is not None
-
-    def record(self, leave_by: float | None) -> dict[str, Any]:
-        """Return it for programs."""
-        facts = _change_record(self.done)
-        del facts["until"]
-        return {**facts, "drains": self.drains, "by": leave_by, "job": self.name}
+def _drain_record(done: CordonChanged, job: Job | None, leave_by: float | None) -> dict[str, Any]:
+    """Return a change of a node's drain for programs, with the job on the node."""
+    facts = _change_record(done)
+    del facts["until"]
+    return {**facts, "drains": done.node.drain is not None, "by": leave_by, "job": job.name if job is not None else None}
 
 
-def _show_drain(history: History, one: _DrainedNode, leave_by: float | None) -> None:
-    node, owner, moved = one.done.node.name, one.done.owner.name, _moved(one.done)[1]
-    if not one.drains:
+def _show_drain(history: History, done: CordonChanged, job: Job | None, leave_by: float | None) -> None:
+    node, owner, moved = done.node.name, done.owner.name, _moved(done)[1]
+    if done.node.drain is None:
         echo(f"{node}: {moved} (its drain is cancelled, by {owner})")
         return
     until = "as soon as that interrupts nothing" if leave_by is None else f"by {clock(leave_by)}"
-    echo(f"{node}: {moved} (cordon {one.done.cordon}, by {owner}); jobs leave it {until}")
-    if one.job is not None and holder_of(history, one.job.id) is None:
-        hint(f"Job '{one.name}', which trains there, has no controller: the same `holdfast run` reattaches, and migrates it then.")
-    elif one.name:
-        hint(f"Job '{one.name}' trains there: `holdfast status {one.name} --follow` shows how it leaves.")
+    echo(f"{node}: {moved} (cordon {done.cordon}, by {owner}); jobs leave it {until}")
+    if job is None:
+        return
+    if holder_of(history, job.id) is None:
+        hint(f"Job '{job.name}', which trains there, has no controller: the same `holdfast run` reattaches, and migrates it then.")
+    else:
+        hint(f"Job '{job.name}' trains there: `holdfast status {job.name} --follow` shows how it leaves.")

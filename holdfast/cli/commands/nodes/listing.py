@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.cli.arguments import known_nodes
+from sqlmodel import col, select
+
+from holdfast.cli.arguments import cluster_in, known_nodes
 from holdfast.cli.output import clock, echo_json, echo_table
 from holdfast.cluster import NodeView, names_of, open_cluster
 from holdfast.history import queries
@@ -20,7 +22,7 @@ from holdfast.history.health_samples import health_by_node
 from holdfast.history.models import Job, NodeStatusChange
 from holdfast.history.store import History
 from holdfast.report.wording import NOTHING
-from holdfast.spec import Cluster, LocalCluster, load_cluster
+from holdfast.spec import Cluster
 from policies.cordons import Cordon, CordonKind, Node
 from policies.maintenance import PlannedOutage, planned_outage
 from policies.node_health import HealthAssessment
@@ -68,7 +70,7 @@ def list_nodes(nodes: Sequence[str], cluster_file: Path | None, *, now: bool, as
 
     Machines that are reached by SSH are contacted only if *now* is set: that takes time on both ends.
     """
-    cluster = load_cluster(cluster_file) if cluster_file else LocalCluster()
+    cluster = cluster_in(cluster_file)
     at = time.time()
     with closing(History.open(create=False)) as history:
         moves, health = queries.node_statuses(history, cluster.name), health_by_node(history, cluster.name)
@@ -76,7 +78,8 @@ def list_nodes(nodes: Sequence[str], cluster_file: Path | None, *, now: bool, as
         cordoned = cordoned_nodes(history, table, now=at)
         all_views = view_nodes(cluster, now=now)
         wanted = set(known_nodes(nodes, cluster.name, [view.name for view in all_views]))
-        views = [_with_job_name(history, view) for view in all_views if view.name in wanted]
+        names = {job.id: job.name for job in jobs_on(history, all_views).values()}
+        views = [dataclasses.replace(view, job=names.get(view.job or "", view.job)) for view in all_views if view.name in wanted]
     known = []
     for view in views:
         node = cordoned.get(view.name) or Node(name=view.name)
@@ -101,11 +104,11 @@ def view_nodes(cluster: Cluster, *, now: bool = False) -> list[NodeView]:
         return source.survey()
 
 
-def _with_job_name(history: History, view: NodeView) -> NodeView:
-    """Return the node with its job's name, where its agent reported the job's id."""
+def jobs_on(history: History, views: Sequence[NodeView]) -> dict[str, Job]:
+    """Return the job on each node, by node, where its agent reported the id of one that the history has."""
     with history.session() as session:
-        job = session.get(Job, view.job) if view.job else None
-    return dataclasses.replace(view, job=job.name) if job else view
+        jobs = {job.id: job for job in session.exec(select(Job).where(col(Job.id).in_({view.job for view in views if view.job})))}
+    return {view.name: jobs[view.job] for view in views if view.job in jobs}
 
 
 def _record(one: KnownNode) -> dict[str, Any]:

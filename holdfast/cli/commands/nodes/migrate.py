@@ -11,6 +11,7 @@ import click
 from holdfast.cli.arguments import operator
 from holdfast.cli.job_view import find_job
 from holdfast.cli.output import echo, echo_json, hint
+from holdfast.exit_codes import FAILED
 from holdfast.history import queries
 from holdfast.history.lease import holder_of
 from holdfast.history.models import Job, Request
@@ -18,8 +19,6 @@ from holdfast.history.store import History
 from holdfast.report.wording import duration
 
 POLL_INTERVAL: Final = 0.1
-NOT_MOVED: Final = 1
-"""Exit status when nothing was moved, or not in time."""
 
 
 def migrate(  # noqa: PLR0913 (as many as the command has options)
@@ -41,7 +40,7 @@ def migrate(  # noqa: PLR0913 (as many as the command has options)
                 hint(f"{describe(facts)}: not moved, {outcome}" if done is False else outcome)
     if as_json:
         echo_json({"job": row.name, "id": row.id, "migrations": moves})
-    return 0 if all(one["moved"] for one in moves) else NOT_MOVED
+    return 0 if all(one["moved"] for one in moves) else FAILED
 
 
 def _migrate(history: History, job: Job, facts: dict[str, Any], timeout: float | None, *, as_json: bool) -> tuple[bool | None, str]:

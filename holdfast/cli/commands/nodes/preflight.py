@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.cli.arguments import known_nodes
-from holdfast.cli.commands.nodes.bootstrap import progress, ssh_cluster
+from holdfast.cli.commands.nodes.bootstrap import over_ssh, progress, ssh_cluster
 from holdfast.cli.output import echo, echo_json, echo_table
 from holdfast.exit_codes import FAILED, WARNINGS
 from holdfast.probe.readiness import Inspection, InspectionScope, ReadinessFinding, ReadinessState
@@ -19,11 +19,14 @@ from holdfast.spec import load_job
 HEAD: Final = ("NODE", "CHECK", "STATE", "FOUND, AND WHAT TO DO")
 
 
-def preflight(nodes: Sequence[str], cluster_file: Path | None, job_file: Path | None, *, as_json: bool) -> int:
+def preflight(
+    nodes: Sequence[str], cluster_file: Path | None, job_file: Path | None, *, default_cluster: Path | None, as_json: bool
+) -> int:
     """Show for each host what a job lacks there, and the cure; return 1 when something is missing, 3 when something should be fixed."""
-    cluster = ssh_cluster(cluster_file)
+    job, own = load_job(job_file) if job_file is not None else (None, None)
+    cluster = over_ssh(own) if own is not None and cluster_file is None else ssh_cluster(cluster_file or default_cluster)
     nodes = known_nodes(nodes, cluster.name, cluster.names)
-    wanted = InspectionScope.of(load_job(job_file)[0]) if job_file is not None else InspectionScope()
+    wanted = InspectionScope.of(job) if job is not None else InspectionScope()
     with progress(nodes, quiet=as_json) as shown, Inspection(cluster, wanted, shown) as inspection:
         facts = inspection.look(nodes)
     found = judge(facts, gpus=cluster.gpus_of, snapshots=wanted.snapshots)

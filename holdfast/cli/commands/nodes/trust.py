@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import click
-
 from holdfast.cli.arguments import known_nodes, named
-from holdfast.cli.output import echo, echo_json, echo_table, hint
+from holdfast.cli.output import confirmed, echo, echo_json, echo_table, hint
 from holdfast.cluster.ssh.known_hosts import HostKeyStatus
 from holdfast.cluster.ssh.trust import ShownKey, Trust
 from holdfast.errors import NoHostKeys
@@ -80,12 +77,10 @@ def _confirmed(new: Sequence[ShownKey], path: Path, *, yes: bool, as_json: bool)
     """Ask the user, if there is one."""
     if yes:
         return True
-    if as_json or not sys.stdin.isatty():
+    answer = confirmed(f"Trust {plural(len(new), 'new key')}, and add to {path}?", as_json=as_json, before=ON_CONSOLE)
+    if answer is None:
         hint(f"{plural(len(new), 'key')} not added: there is no terminal to ask on. `--yes` adds them to {path}.")
-        return False
-    echo()
-    echo(ON_CONSOLE)
-    return click.confirm(f"Trust {plural(len(new), 'new key')}, and add to {path}?", default=False)
+    return bool(answer)
 
 
 def _record(one: ShownKey, added: set[str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from holdfast.cli.job_view import find_job, view_job
 from holdfast.cli.output import echo, echo_json, hint
 from holdfast.cli.watch import who_continues
 from holdfast.control.supervisor.requests import request_detach
+from holdfast.exit_codes import FAILED
 from holdfast.history import queries
 from holdfast.history.lease import describe_holder, holder_of
 from holdfast.history.models import Job
@@ -21,8 +22,6 @@ from holdfast.report.wording import duration
 POLL_INTERVAL: Final = 0.1
 TAKEOVER_SECONDS: Final = 2.0
 """Seconds within which a standby controller, which polls five times a second, has taken a free lease."""
-TIMED_OUT: Final = 1
-"""Exit status when the controller had not detached in time."""
 
 
 def detach(job: str, *, timeout: float, as_json: bool) -> int:
@@ -46,7 +45,7 @@ def detach(job: str, *, timeout: float, as_json: bool) -> int:
                 f"{describe_holder(holder)} has not detached from job '{row.name}' within {duration(timeout)}. "
                 f"It does so when it can; `kill -KILL {holder.pid}` on {where} ends it at once, and training continues all the same"
             )
-            return TIMED_OUT
+            return FAILED
         _within(TAKEOVER_SECONDS, lambda: holder_of(history, row.id) is not None)
         successor = holder_of(history, row.id)
         after = (

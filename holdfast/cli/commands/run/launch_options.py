@@ -14,6 +14,7 @@ from holdfast.cli.output import hint
 from holdfast.cli.parser.launch import is_job_file
 from holdfast.errors import BadFile, BadParameters, Problem
 from holdfast.history.models import Job
+from holdfast.report.wording import plural
 from holdfast.spec import Cluster, LocalCluster, TrainingJob
 from holdfast.spec.launch_options import LaunchOptions, Program, change, review_options
 from holdfast.spec.load import review
@@ -37,18 +38,21 @@ def options_of(target: str, given: Mapping[str, Any]) -> LaunchOptions:
     return LaunchOptions(**{**named, "program": program, "target": target})
 
 
-def launched(target: str, cluster_file: Path | None, given: Mapping[str, Any]) -> tuple[TrainingJob, Cluster]:
-    """Return the job and the cluster that the command line describes; raise `BadFile` or `BadParameters` with all problems."""
+def launched(target: str, cluster_file: Path | None, default_cluster: Path | None, given: Mapping[str, Any]) -> tuple[TrainingJob, Cluster]:
+    """Return the job and the cluster that the command line describes; raise `BadFile` or `BadParameters` with all problems.
+
+    The *default_cluster* stands in where nothing else names a cluster.
+    """
     options = options_of(target, given)
     if options.standalone and cluster_file is not None:
         raise click.UsageError("--standalone and --cluster contradict each other: give one of them.")
     if options.program == "script" and is_job_file(target):
         _refuse_with_a_file(target, options, given)
-        draft = change(review(target, cluster_file), options)
+        draft = change(review(target, cluster_file, default_cluster), options)
         if draft.problems or draft.job is None:
             raise BadFile(shown(target), tuple(draft.problems))
     else:
-        draft = review_options(options, cluster_file)
+        draft = review_options(options, cluster_file or (None if options.standalone else default_cluster))
         if draft.problems or draft.job is None:
             raise BadParameters(tuple(draft.problems))
         if misplaced := sorted(OWN.intersection(options.arguments)):
@@ -88,7 +92,7 @@ def _program(job: TrainingJob) -> str:
     return f"-m {job.module}" if job.module is not None else str((job.command or [""])[0])
 
 
-def shown_ranks(given: Mapping[str, Any], ranks_per_node: int, nodes: int) -> str | None:
+def shown_ranks(given: Mapping[str, Any], job: TrainingJob) -> str | None:
     """Return the ranks whose output is shown, as `--log-ranks` names them, by that option or by one of torchrun's; None: none was given."""
     local = {name: given[key] for key, name in (("tee", "--tee"), ("local_ranks_filter", "--local-ranks-filter")) if given[key] is not None}
     log_ranks: str | None = given["log_ranks"]
@@ -101,18 +105,18 @@ def shown_ranks(given: Mapping[str, Any], ranks_per_node: int, nodes: int) -> st
     (option, text), *_ = local.items()
     if option == "--tee" and text in {"0", "1", "2", "3"}:
         return "none" if text == "0" else "all"
+    if not isinstance(job.nproc_per_node, int):
+        raise click.UsageError(f"{option} needs the number of ranks on each node, which is counted at launch. Use --log-ranks.")
     wanted = set[int]()
     for part in text.split(","):
         rank, colon, stream = part.strip().partition(":")
-        if (
-            not rank.isdecimal()
-            or (option == "--tee") != bool(colon)
-            or (colon and stream not in {"0", "1", "2", "3"})
-            or int(rank) >= ranks_per_node
-        ):
+        is_of_option = bool(colon) == (option == "--tee") and (not colon or stream in {"0", "1", "2", "3"})
+        if not rank.isdecimal() or not is_of_option or int(rank) >= job.nproc_per_node:
             example = "`3`, or `0:3,1:3` for local ranks" if option == "--tee" else "`0,1`"
-            raise click.UsageError(f"{option} does not accept '{text[:80]}' with {ranks_per_node} rank(s) on each node. Write {example}.")
+            raise click.UsageError(
+                f"{option} does not accept '{text[:80]}' with {plural(job.nproc_per_node, 'rank')} on each node. Write {example}."
+            )
         if stream != "0":
             wanted.add(int(rank))
-    every = [str(node * ranks_per_node + rank) for node in range(nodes) for rank in sorted(wanted)]
+    every = [str(node * job.nproc_per_node + rank) for node in range(job.max_nodes) for rank in sorted(wanted)]
     return ",".join(every) or "none"

@@ -30,6 +30,7 @@ def run(  # noqa: PLR0913 (as many as the command has options)
     target: str,
     cluster_file: Path | None,
     *,
+    default_cluster: Path | None,
     detach: bool,
     standby: bool,
     print_job: bool,
@@ -37,9 +38,9 @@ def run(  # noqa: PLR0913 (as many as the command has options)
     **given: Any,  # noqa: ANN401 (options of the command)
 ) -> int:
     """Run the job that *target* and the options *given* describe, and watch it; as a *standby*, even while another controller runs it."""
-    job, cluster = launched(target, cluster_file, given)
-    log_ranks = shown_ranks(given, job.ranks_per_node, job.max_nodes)
-    wanted = ranks_in(log_ranks or ("none" if as_json or detach else "0"), job.max_nodes * job.ranks_per_node)
+    job, cluster = launched(target, cluster_file, default_cluster, given)
+    log_ranks = shown_ranks(given, job)
+    wanted = ranks_in(log_ranks or ("none" if as_json or detach else "0"), _world_size(job))
     if print_job:
         _print_job(job, cluster, as_json=as_json)
         return 0
@@ -50,6 +51,8 @@ def run(  # noqa: PLR0913 (as many as the command has options)
         if not standby and live is not None and holder is not None:
             raise JobAlreadyRunning(job.name, describe_holder(holder))
         new = {"job": job.model_dump(mode="json"), "cluster": cluster.model_dump(mode="json")}
+        if live is not None and not isinstance(job.nproc_per_node, int):  # counted on the nodes when it was launched
+            new["job"]["nproc_per_node"] = live.spec.get("nproc_per_node")
         spec = {"job": live.spec, "cluster": live.cluster} if live else new
         name = "standby" if standby else "flow"
         with counted_signals() as signals:  # before the flow starts: no Ctrl-C may leave one behind that nobody watches
@@ -76,6 +79,11 @@ def _print_job(job: TrainingJob, cluster: Cluster, *, as_json: bool) -> None:
         echo_json({"job": job.model_dump(mode="json"), "cluster": cluster.model_dump(mode="json")})
     else:
         echo(effective_text(job, cluster).rstrip())
+
+
+def _world_size(job: TrainingJob) -> int | None:
+    """Return the number of ranks; None where the nodes are still to be counted."""
+    return job.max_nodes * job.nproc_per_node if isinstance(job.nproc_per_node, int) else None
 
 
 def _present(history: History, name: str) -> tuple[Job | None, Lease | None, frozenset[str]]:

@@ -10,6 +10,7 @@ from holdfast.cli.job_view import JobView, find_job, view_job
 from holdfast.cli.output import echo, echo_json, hint
 from holdfast.cli.watch import request_stop
 from holdfast.errors import JobAlreadyRunning
+from holdfast.exit_codes import FAILED
 from holdfast.history import queries
 from holdfast.history.lease import holder_of
 from holdfast.history.models import Job
@@ -17,8 +18,6 @@ from holdfast.history.store import History
 from holdfast.report.wording import duration
 
 POLL_INTERVAL: Final = 0.1
-TIMED_OUT: Final = 1
-"""Exit status when the job had not ended in time."""
 
 
 def stop(job: str, *, timeout: float | None, as_json: bool) -> int:
@@ -32,7 +31,7 @@ def stop(job: str, *, timeout: float | None, as_json: bool) -> int:
             hint(f"requested a stop of job '{row.name}'")
         if not _wait(history, row, timeout):
             hint(f"job '{row.name}' has not ended within {duration(timeout)} of the request; `holdfast status {row.name}` shows its state")
-            return TIMED_OUT
+            return FAILED
         return _show(view_job(history, row), "ended", as_json=as_json)
 
 

@@ -17,10 +17,10 @@ from holdfast.spec.policy import review_policy
 from holdfast.spec.problems import shown
 
 
-def validate(file: Path, cluster_file: Path | None, *, as_json: bool) -> int:
+def validate(file: Path, cluster_file: Path | None, *, default_cluster: Path | None, as_json: bool) -> int:
     """Show what a file describes, or all its problems."""
     kind = kind_of_file(file)
-    found, problems, text = _reviewed(kind, file, cluster_file)
+    found, problems, text = _reviewed(kind, file, cluster_file, default_cluster)
     if as_json:
         content = None if problems or found is None else found.model_dump(mode="json")
         listed = [dataclasses.asdict(one) for one in problems]
@@ -32,7 +32,9 @@ def validate(file: Path, cluster_file: Path | None, *, as_json: bool) -> int:
     return 0
 
 
-def _reviewed(kind: FileKind, file: Path, cluster_file: Path | None) -> tuple[BaseModel | None, list[Problem], str]:
+def _reviewed(
+    kind: FileKind, file: Path, cluster_file: Path | None, default_cluster: Path | None
+) -> tuple[BaseModel | None, list[Problem], str]:
     """Return what *file* describes as far as it is valid, its problems, and a sentence about it."""
     if kind == "policy":
         policy, problems = review_policy(file)
@@ -40,7 +42,7 @@ def _reviewed(kind: FileKind, file: Path, cluster_file: Path | None) -> tuple[Ba
     if kind == "cluster":
         draft = review_cluster(file)
         return draft.cluster, draft.problems, f"Cluster '{draft.cluster.name}' of kind {draft.cluster.kind}." if draft.cluster else ""
-    draft = review(file, cluster_file)
+    draft = review(file, cluster_file, default_cluster)
     return draft.job, draft.problems, summary(draft.job, draft.cluster or LocalCluster()) if draft.job else ""
 
 

@@ -29,6 +29,7 @@ from holdfast.history import History, Job, models, queries
 from holdfast.paths import home
 from holdfast.prefect.server import TemporaryServer, is_configured
 from holdfast.report import memory, wording, write_report
+from holdfast.report.phases import label_of
 from holdfast.report.wording import duration, plural
 from holdfast.spec import LocalCluster, TrainingJob
 from holdfast.testing.chaos import Chaos
@@ -297,7 +298,7 @@ def _show(recoveries: list[Recovery], snapshots: list[models.Snapshots], no_snap
         echo(f"   {number}. {one.injected}: {one.kind}, detected after {duration(one.detect_s)}, {one.action},")
         echo(f"      training again after {duration(one.downtime_s)}{source}, {lost}")
         echo(f"      because {one.reason}")
-        echo("      " + ", ".join(f"{name} {duration(seconds)}" for name, seconds in one.phases.items()))
+        echo("      " + ", ".join(f"{label_of(name)} {duration(seconds)}" for name, seconds in one.phases.items()))
     echo(f"   In-memory snapshots: {memory.overhead(snapshots) if snapshots else no_snapshots or 'none'}.")
     yes = {True: "equal", False: "NOT EQUAL"}
     echo("\n4. The proof")

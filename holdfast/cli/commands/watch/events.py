@@ -10,7 +10,7 @@ from sqlmodel import SQLModel
 from holdfast.accounting.losses import losses
 from holdfast.cli.changes import ALWAYS_SHOWN, in_recovery
 from holdfast.cli.commands.watch.incidents import incident_table
-from holdfast.cli.commands.watch.ps import job_record
+from holdfast.cli.commands.watch.ps import job_records
 from holdfast.cli.output import clock, echo, echo_facts, echo_json, echo_styled, heading, hint
 from holdfast.history import queries
 from holdfast.history.models import Incident, Job
@@ -18,7 +18,7 @@ from holdfast.history.store import History
 from holdfast.report import cost_table
 from holdfast.report.memory import IN_MEMORY
 from holdfast.report.notes import collapsed
-from holdfast.report.wording import incident_closed, incident_opened, kept_ranks, rank_count
+from holdfast.report.wording import decided, incident_closed, incident_opened, kept_ranks, rank_count
 
 
 def show_events(book: History, job: Job, *, as_json: bool) -> None:
@@ -33,7 +33,8 @@ def show_events(book: History, job: Job, *, as_json: bool) -> None:
     }
     if as_json:
         lost = losses(book, job).as_record()
-        echo_json({**job_record(book, job), "losses": lost, **{name: [row.model_dump() for row in found] for name, found in rows.items()}})
+        (record,) = job_records(book, [job])
+        echo_json({**record, "losses": lost, **{name: [row.model_dump() for row in found] for name, found in rows.items()}})
         return
     heading(f"{job.name}  submitted {clock(job.at)}  id {job.id}")
     for line in sorted(_lines(book, job), key=lambda line: (line.at, line.id)):
@@ -85,7 +86,7 @@ def _recovery_lines(book: History, job: Job, incidents: Sequence[Incident]) -> I
         brief = in_recovery(transition.at, incidents) and transition.after not in ALWAYS_SHOWN
         yield HistoryLine(at=transition.at, id=transition.id, text=text, style="dim" if brief else "")
     for decision in decisions:
-        text = f"incident {numbers.get(decision.incident_id, '?')}: {decision.action}, because {decision.reason}"
+        text = decided(numbers.get(decision.incident_id, "?"), decision.action, decision.reason)
         yield HistoryLine(at=decision.at, id=decision.id, text=text)
     for incident in incidents:
         yield HistoryLine(at=incident.detected_at, id=incident.id, text=incident_opened(incident), mark="!", style="yellow")

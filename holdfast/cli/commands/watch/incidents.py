@@ -18,7 +18,7 @@ from holdfast.report import phases as known
 from holdfast.report.case import hypotheses_of
 from holdfast.report.incident_text import rule_text
 from holdfast.report.phases import ROLLBACK
-from holdfast.report.wording import NOTHING, count, duration, on_target, plural, recovery_details, seat, share
+from holdfast.report.wording import NOTHING, count, duration, on_target, plural, recovery_details, seat, share, since
 
 NEGLIGIBLE: Final = 0.01
 """Seconds of a downtime that may belong to no phase without being shown."""
@@ -63,7 +63,7 @@ def incident_table(incidents: Sequence[Incident], zero: float) -> None:
     rows = [
         [
             str(one.number),
-            duration(max(0.0, one.fault_at - zero)),
+            since(one.fault_at, zero),
             one.outcome or "open",
             one.action or NOTHING,
             duration(one.detected_at - one.fault_at),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -62,6 +63,8 @@ class LogFilter:
     """Empty: all."""
     nodes: tuple[str, ...] = ()
     """All logs on these nodes; none: the log of each rank on its present node."""
+    running_at: int | None = None
+    """Only the output of processes that ran in this generation or later, as far as a log says where that begins."""
 
     def includes(self, name: str) -> bool:
         """Return whether the log *name* is of a requested rank."""
@@ -79,6 +82,8 @@ class LogReader:
     """Nodes that could not be read, and why."""
     _held: tuple[int | None, dict[str, set[int]]] | None = None
     """The newest generation, and which ranks each node has had up to it."""
+    _lists: dict[str, Logs | None] = field(default_factory=dict)
+    """The logs of the requested nodes, as they were found last; None where a node could not be read."""
 
     def find(self, history: History) -> list[Log]:
         """Return the logs of the ranks on their present nodes, or all on the requested nodes."""
@@ -92,12 +97,18 @@ class LogReader:
             if self._held is None or self._held[0] != number:
                 self._held = number, queries.ranks_held(history, self.job.id)
             found = []
-            for node in self.which.nodes:
-                listed = self.listed(node)  # where nodes share a folder, it has the logs of all
+            self._lists = self._listed(self.which.nodes)
+            for node, listed in self._lists.items():  # where nodes share a folder, it has the logs of all
                 found += [Log(node=node, name=name) for name in listed.of(node, self._held[1])] if listed is not None else []
         return [log for log in found if self.which.includes(log.name)]
 
-    def listed(self, node: str) -> Logs | None:
+    def _listed(self, nodes: Iterable[str]) -> dict[str, Logs | None]:
+        """Return the logs in the folder of each node, all asked at once."""
+        wanted = list(dict.fromkeys(nodes))
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="logs") as pool:
+            return dict(zip(wanted, pool.map(self._listed_on, wanted), strict=True))
+
+    def _listed_on(self, node: str) -> Logs | None:
         """Return the logs in the folder of *node*; None when it cannot be read."""
         try:
             return self.source.logs(node, self.job.name)
@@ -109,11 +120,10 @@ class LogReader:
         self.unreachable[node] = getattr(error, "why", "") or (error.strerror if isinstance(error, OSError) else "") or str(error)
 
     def ends(self, found: list[Log], lines: int) -> list[list[str]]:
-        """Return the last *lines* of each log; each node is asked once for the sizes of its logs."""
-        nodes = list(dict.fromkeys(log.node for log in found))
+        """Return the last *lines* of each log; each node is asked once for the sizes of its logs, when they were found or now."""
+        lists = self._lists | self._listed(log.node for log in found if log.node not in self._lists)
         with ThreadPoolExecutor(THREADS, thread_name_prefix="logs") as pool:
-            sizes = dict(zip(nodes, pool.map(self.listed, nodes), strict=True))
-            return list(pool.map(lambda log: self.last(log, sizes[log.node], lines), found))
+            return list(pool.map(lambda log: self.last(log, lists[log.node], lines), found))
 
     def last(self, log: Log, listed: Logs | None, lines: int) -> list[str]:
         """Return the last *lines* of a log."""
@@ -123,7 +133,21 @@ class LogReader:
         begin = log.at = max(0, size - TAIL_BYTES)
         found = self._read(log) or []
         complete = found[1:] if begin else found  # the first one begins before
-        return [*complete, *([as_shown(log.rest)] if log.rest else [])][-lines:] if lines else []
+        whole = [*complete, *([as_shown(log.rest)] if log.rest else [])]
+        return whole[self._start(whole) :][-lines:] if lines else []
+
+    def _start(self, lines: Sequence[str]) -> int:
+        """Return the first of *lines* that is requested: where the process began that ran at `LogFilter.running_at`, as its header says."""
+        wanted = self.which.running_at
+        if wanted is None:
+            return 0
+        headers = [(place, int(found["number"])) for place, line in enumerate(lines) if (found := self._header.fullmatch(line))]
+        before = [place for place, number in headers if number <= wanted]
+        return before[-1] if before else headers[0][0] if headers else 0
+
+    @property
+    def _header(self) -> re.Pattern[str]:
+        return re.compile(rf"--- holdfast: rank \d+, generation (?P<number>\d{{1,9}}) of job {self.job.id}")
 
     def more(self, log: Log) -> list[str]:
         """Return the lines that a log has received since it was last read; its node is reachable again if it was not."""
@@ -143,15 +167,24 @@ class LogReader:
 
 
 def logs(  # noqa: PLR0913 (as many as the command has options)
-    job: str | None, *, ranks: tuple[int, ...], nodes: tuple[str, ...], lines: int, follow: bool, prefix: bool, as_json: bool
+    job: str | None,
+    *,
+    ranks: tuple[int, ...],
+    nodes: tuple[str, ...],
+    lines: int,
+    since: float | None,
+    follow: bool,
+    prefix: bool,
+    as_json: bool,
 ) -> int:
     """Print the last lines of a job's logs, and follow them on request; return 1 when a node could not be read."""
     with closing(History.open(create=False)) as history:
         row = find_job(history, job)
         with closing(open_cluster(recorded_cluster(row))) as source:
-            reader = LogReader(row, source, LogFilter(ranks=ranks, nodes=nodes))
+            running_at = None if since is None else _generation_at(history, row, since)
+            reader = LogReader(row, source, LogFilter(ranks=ranks, nodes=nodes, running_at=running_at))
             found = reader.find(history)
-            ends = reader.ends(found, lines)
+            ends = reader.ends(found, lines if since is None or not _ended_before(history, row, since) else 0)
             if as_json:
                 rows: list[dict[str, Any]] = [
                     {"node": log.node, "log": log.name, "lines": end} for log, end in zip(found, ends, strict=True)
@@ -169,6 +202,16 @@ def logs(  # noqa: PLR0913 (as many as the command has options)
             for name, why in reader.unreachable.items():
                 hint(f"{name} could not be read: {why}")
             return int(bool(reader.unreachable))
+
+
+def _generation_at(history: History, job: Job, at: float) -> int:
+    """Return the generation of *job* that ran at a time; 0 before the first."""
+    return max((one.number for one in queries.generations(history, job.id) if one.at <= at), default=0)
+
+
+def _ended_before(history: History, job: Job, at: float) -> bool:
+    state = queries.state_of(history, job.id)
+    return state is not None and state.after in queries.TERMINAL and state.at < at
 
 
 def _show(found: list[Log], ends: list[list[str]], *, prefix: bool) -> None:

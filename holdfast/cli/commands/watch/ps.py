@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, Final
 
-from holdfast.accounting.losses import downtime
-from holdfast.cli.job_view import live_jobs, view_job
+from holdfast.accounting.losses import downtimes
+from holdfast.cli.job_view import live_jobs, view_jobs
 from holdfast.cli.output import clock, echo_json, echo_table, hint
 from holdfast.history import queries
-from holdfast.history.models import Job
+from holdfast.history.models import Incident, Job
 from holdfast.history.store import History
 from holdfast.report.wording import count, duration
 
@@ -28,7 +29,7 @@ def ps(*, everything: bool, limit: int, since: float | None, as_json: bool) -> i
 
 
 def _list_running(history: History, since: float, *, as_json: bool) -> None:
-    views = [view_job(history, job) for job in live_jobs(history) if job.at >= since]
+    views = view_jobs(history, [job for job in live_jobs(history) if job.at >= since])
     if as_json:
         echo_json([view.as_record() for view in views])
     elif not views:
@@ -52,7 +53,7 @@ def _list_running(history: History, since: float, *, as_json: bool) -> None:
 
 
 def _list_all(book: History, limit: int, since: float, *, as_json: bool) -> None:
-    records = [job_record(book, job) for job in queries.jobs(book, limit=limit) if job.at >= since]
+    records = job_records(book, [job for job in queries.jobs(book, limit=limit) if job.at >= since])
     if as_json:
         echo_json(records)
     elif not records:
@@ -74,18 +75,26 @@ def _list_all(book: History, limit: int, since: float, *, as_json: bool) -> None
         echo_table(ALL, rows, coloured=1)
 
 
-def job_record(book: History, job: Job) -> dict[str, Any]:
-    """Return a job of the history for programs."""
-    state, step, incidents = queries.state_of(book, job.id), queries.last_step(book, job.id), queries.incidents(book, job.id)
-    ended = state.at if state is not None and state.after in queries.TERMINAL else None
-    return {
-        "job": job.name,
-        "id": job.id,
-        "state": state.after if state else "LAUNCHING",
-        "reason": state.reason if state else "",
-        "submitted": job.at,
-        "seconds": None if ended is None else ended - job.at,
-        "step": step.step if step else None,
-        "incidents": len(incidents),
-        "downtime_s": downtime(book, job) if incidents else 0.0,
-    }
+def job_records(book: History, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """Return jobs of the history for programs."""
+    ids = [job.id for job in jobs]
+    states, steps, incidents = queries.states_of(book, ids), queries.last_steps(book, ids), queries.by_job(book, Incident, ids)
+    downtime = downtimes(book, [job for job in jobs if incidents[job.id]])
+    found = list[dict[str, Any]]()
+    for job in jobs:
+        state, step = states.get(job.id), steps.get(job.id)
+        ended = state.at if state is not None and state.after in queries.TERMINAL else None
+        found.append(
+            {
+                "job": job.name,
+                "id": job.id,
+                "state": state.after if state else "LAUNCHING",
+                "reason": state.reason if state else "",
+                "submitted": job.at,
+                "seconds": None if ended is None else ended - job.at,
+                "step": step.step if step else None,
+                "incidents": len(incidents[job.id]),
+                "downtime_s": downtime.get(job.id, 0.0),
+            }
+        )
+    return found

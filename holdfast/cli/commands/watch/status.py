@@ -11,7 +11,6 @@ from holdfast.accounting.losses import losses
 from holdfast.cli.commands.watch.events import show_events
 from holdfast.cli.job_view import JobView, find_job, ranks_by_node, view_job
 from holdfast.cli.output import clock, echo_facts, echo_json, heading
-from holdfast.history.health_samples import health_by_node
 from holdfast.history.lease import HEARTBEAT_TIMEOUT, standby_heartbeats
 from holdfast.history.models import StandbyHeartbeat
 from holdfast.history.store import History
@@ -49,7 +48,7 @@ def _show(history: History, view: JobView, *, as_json: bool) -> None:
         return
     since = view.move.at if view.move else view.job.at
     heading(f"{view.job.name}  {view.state} since {clock(since)}: {view.reason}")
-    facts = [*_progress(view), *_snapshots(view), *_faults(history, view), *_unhealthy_nodes(history, view), *_controller(view)]
+    facts = [*_progress(view), *_saved(view), *_faults(history, view), *_nodes(view), *_controller(view)]
     echo_facts([*facts, *(("standby", f"{one.host} {_standby_status(one, view.at)}") for one in standbys)])
 
 
@@ -58,7 +57,10 @@ def _progress(view: JobView) -> list[tuple[str, str]]:
     if view.step:
         of = share(view.step.step / view.until) if view.until else ""
         eta = f"ETA {duration(view.eta)}" if view.eta is not None else ""
-        facts += [("step", "   ".join(part for part in (view.progress, of, eta) if part)), ("loss", view.loss), ("rate", view.speed)]
+        rate = "   ".join(part for part in (view.speed, view.throughput) if part)
+        facts += [("step", "   ".join(part for part in (view.progress, of, eta) if part)), ("loss", view.loss), ("rate", rate)]
+    elif view.complete_before is not None:
+        facts += [("step", f"complete at step {count(view.complete_before)} before it started: no step was left")]
     elif view.no_steps:
         facts += [("step", view.no_steps)]
     if view.generation:
@@ -74,19 +76,16 @@ def _progress(view: JobView) -> list[tuple[str, str]]:
     return facts
 
 
-def _snapshots(view: JobView) -> list[tuple[str, str]]:
-    """Return the in-memory snapshots and their cost, or why there are none; and the newest checkpoint."""
+def _saved(view: JobView) -> list[tuple[str, str]]:
+    """Return the in-memory snapshots and their cost, or why there are none; the newest checkpoint; what a failure would cost."""
     facts, row = [], view.snapshots
-    if row is not None and row.step is not None:
-        newest = memory.last(row) if view.ended else memory.newest(row, view.memory_fault, view.job.spec, view.at)
-        facts += [("snapshot", f"{newest}\nsnapshots {memory.overhead([row])}")]
-    elif view.no_snapshots:
-        facts += [("snapshot", view.no_snapshots)]
+    if text := view.newest_snapshot:
+        cost = f"\nsnapshots {memory.overhead([row])}" if row is not None and row.step is not None else ""
+        facts += [("snapshot", f"{text}{cost}")]
     if saved := view.checkpoint:
         facts += [("checkpoint", f"step {count(saved.step)}, {duration(max(0.0, view.at - saved.at))} ago, {saved.path}")]
-    process, node = view.at_risk, view.at_risk_with_node
-    if process and node and not view.ended and view.incident is None:
-        facts += [("at risk", f"at most {process.text} if a process fails, {node.text} if a node is lost")]
+    if view.risk:
+        facts += [("at risk", view.risk)]
     return facts
 
 
@@ -104,13 +103,9 @@ def _faults(history: History, view: JobView) -> list[tuple[str, str]]:
     return facts
 
 
-def _unhealthy_nodes(history: History, view: JobView) -> list[tuple[str, str]]:
-    """Return which of the job's nodes the last health check found unhealthy or unreachable."""
-    if view.ended:
-        return []
-    health = health_by_node(history, str(view.job.cluster.get("name")))
-    bad = [health[node] for node in view.members if node in health and health[node].is_bad and health[node].is_fresh(view.at)]
-    return [("health", f"{one.node} {one.status} since {clock(one.since)}: {'; '.join(one.evidence[:2])}") for one in bad]
+def _nodes(view: JobView) -> list[tuple[str, str]]:
+    """Return the nodes that need attention, as the live view shows them."""
+    return [] if view.ended else [("nodes", text) for _, text in view.nodes.attention]
 
 
 def _controller(view: JobView) -> list[tuple[str, str]]:

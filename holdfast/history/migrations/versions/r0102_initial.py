@@ -184,6 +184,7 @@ def upgrade() -> None:  # noqa: PLR0915 (two statements per table)
     op.create_table(
         "step",
         text("job_id"), integer("generation"), bigint("step"), real("at"), real("seconds"), real("loss", nullable=True),
+        bigint("samples", nullable=True), bigint("tokens", nullable=True),
         sa.PrimaryKeyConstraint("job_id", "generation", "step"),
     )  # fmt: skip
     op.create_index("ix_step_job_at", "step", ["job_id", "at"])
