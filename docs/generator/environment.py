@@ -18,6 +18,7 @@ VARIABLES: Final[Mapping[str, str]] = {
     "HOLDFAST_KERNEL_LOG": "The kernel log that an agent follows: a device, or the file of a syslog daemon. Default: `/dev/kmsg`.",
     "HOLDFAST_NODE_ROOT": "Folder in which an agent finds `/proc` and `/sys`, if the host's are mounted elsewhere. Default: `/`.",
     "HOLDFAST_ADDED": "Set by `holdfast run` for the flow: names of the variables that it added. Scripts do not get these.",
+    "HOLDFAST_LAUNCHER": "Set by `holdfast run` for a flow: pid of the launcher, which starts the ranks while Prefect starts.",
     "HOLDFAST_PREFECT_STANDS_IN": (
         "Set by `holdfast run` for a flow with a temporary Prefect server: URL of the configured server, which does not answer."
     ),

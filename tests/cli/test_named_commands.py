@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.cli import app
 from holdfast.cli.parser.base import GroupWithDefault
+from holdfast.cli.parser.launch import LaunchCommand, is_job_file
 from tests.cli.conftest import ROOT
 
 TOPS = ("holdfast", "policies", "detectors", "flows", "tasks", "deployments", "docs", "examples", "scripts", "benchmarks")
@@ -74,6 +75,8 @@ def wrong_in(text: str) -> str | None:
             if found is None:
                 return word
             command = found
+        elif isinstance(command, LaunchCommand) and not is_job_file(word):
+            return None  # what follows the script is the script's
     return None
 
 
@@ -95,6 +98,9 @@ def options_of(command: click.Command) -> dict[str, click.Option]:
         ("incidents show 3 --jobs x", "--jobs"),
         ("notify add oncall - < address", None),
         ("{verb} JOB", None),
+        ("run --nnodes 2 train.py --lr 3", None),
+        ("run --nodes 2 train.py --lr 3", "--nodes"),
+        ("run job.yaml --nodes 2", "--nodes"),
         ("--version", None),
         ("--verbose", "--verbose"),
     ],

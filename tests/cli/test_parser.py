@@ -114,7 +114,7 @@ def test_every_synonym_leads_to_a_command_that_exists(path: str) -> None:
         (["admin", "squeue"], "holdfast ps"),
         (["incidents", "list"], "holdfast incidents ls"),
         (["incidents", "describe", "2"], "holdfast incidents show"),
-        (["incidents", "shwo", "2", "--job", "gpt"], "holdfast incidents show"),
+        (["incidents", "sho", "2", "--job", "gpt"], "holdfast incidents show"),
     ],
 )
 def test_an_unknown_command_suggests_the_one_that_is_meant(words: list[str], meant: str, here: Command) -> None:
