@@ -60,7 +60,7 @@ def wrong_in(text: str) -> str | None:
     """Return the word that the parser does not know of the command *text*; None where it knows all."""
     command: click.Command = app
     words = words_of(text)
-    while words:
+    while words and not is_script(command, words[0]):
         word = words.pop(0)
         if word.startswith("-") and word != "-":
             option = options_of(command).get(word.partition("=")[0])
@@ -75,9 +75,12 @@ def wrong_in(text: str) -> str | None:
             if found is None:
                 return word
             command = found
-        elif isinstance(command, LaunchCommand) and not is_job_file(word):
-            return None  # what follows the script is the script's
     return None
+
+
+def is_script(command: click.Command, word: str) -> bool:
+    """Return whether *word* is a training script, which takes all that follows."""
+    return isinstance(command, LaunchCommand) and not word.startswith("-") and not is_job_file(word)
 
 
 def options_of(command: click.Command) -> dict[str, click.Option]:
