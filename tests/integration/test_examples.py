@@ -15,8 +15,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = Path(__file__).with_name("with_pauses.py")
 FILES = sorted(path for path in EXAMPLES.glob("*.yaml") if "script:" in path.read_text())
 SMALL = ["--width", "16", "--layers", "2", "--context", "16"]
-PAUSED_SECONDS = 250.0
-"""The pauses are 150 median steps, whatever a step takes: on a machine where that is a second they alone are longer than `ends` waits."""
 ARGS = {"fsdp2": SMALL, "byte_gpt": SMALL, "pipeline_data": SMALL, "elastic": SMALL}
 
 
@@ -30,10 +28,10 @@ def described(path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
 def test_an_example_with_long_pauses_reports_no_fault(stage: Stage, path: Path) -> None:
-    """50 median steps on one rank, then 100 on all: a job that reports its steps says so in its history, and nothing is done about it."""
+    """Up to 50 median steps on one rank, then up to 100 on all: a job that reports its steps says so in its history, and nothing is done about it."""
     name = path.stem.replace("_", "-")
     play = stage.play(name, **described(path))
-    assert play.ends(PAUSED_SECONDS) == 0, play.log()
+    assert play.ends() == 0, play.log()
     assert (play.state(), play.kinds()) == ("COMPLETED", []), play.log()
     for words in ("rank 0 pauses after 12 steps", "rank 0 pauses after 18 steps", "rank 1 pauses after 18 steps"):
         assert words in play.log()

@@ -190,7 +190,7 @@ def test_local_nodes_share_no_gpu(place: Place) -> None:
     """Two GPUs for three nodes: two nodes train, each with its own; a job for three is refused before anything starts, with advice."""
     place.environment["CUDA_VISIBLE_DEVICES"] = "6,7"
     place.job("shows-gpus", SHOWN)
-    job = "name: shown\nscript: shown.py\ncluster: {nodes: 3}\nnnodes: %d\n"
+    job = "name: shown\nscript: shows-gpus.py\ncluster: {nodes: 3}\nnnodes: %d\n"
     (place.folder / "shown.yaml").write_text(job % 3)
     status, said = place.done("run", "shown.yaml")
     assert (status != 0, one_line_mentions(said, "GPU"), 'CUDA_VISIBLE_DEVICES: ""' in said) == (True, True, True), said

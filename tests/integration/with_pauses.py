@@ -22,6 +22,8 @@ EVALUATION, SAVE = 12, 18
 """Optimizer steps after which they come."""
 USUAL = 2.0
 """A shorter silence is never reported (seconds, `timeouts.hang_min`)."""
+MOST_SECONDS, LEAST_STEPS = 20.0, 10
+"""Where steps take long, as on a busy machine, a pause ends after so many seconds, but not before so many median steps."""
 
 ends: list[float] = []
 due = dict.fromkeys((EVALUATION, SAVE), True)
@@ -33,12 +35,13 @@ def count(_optimizer: Optimizer, _args: object, _kwargs: object) -> None:
 
 
 def pause(_module: nn.Module, _inputs: object) -> None:
-    """Sleep when it is time: 50 median steps on rank 0, 100 on all, and longer than what is never reported."""
+    """Sleep when it is time: 50 median steps on rank 0, 100 on all (see `MOST_SECONDS`), and longer than what is never reported."""
     if not due.pop(len(ends), False):
         return
     steps, rank = len(ends), int(os.environ["RANK"])
     median = statistics.median(after - before for before, after in pairwise(ends))
-    seconds = max((50 if steps == EVALUATION else 100) * median, 1.5 * USUAL)
+    wanted = min((50 if steps == EVALUATION else 100) * median, max(MOST_SECONDS, LEAST_STEPS * median))
+    seconds = max(wanted, 1.5 * USUAL)
     if steps == SAVE or rank == 0:
         print(f"rank {rank} pauses after {steps} steps for {seconds / median:.0f} median steps", flush=True)
         time.sleep(seconds)
