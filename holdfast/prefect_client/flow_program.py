@@ -38,7 +38,8 @@ def main(arguments: list[str], steer: Callable[..., FlowState]) -> int:
     try:
         return _run(arguments, steer)
     finally:
-        early_launch.abandon(early_launch.STOP)  # the flow ended before it took control of the job
+        # a launcher that is left: the flow ended before it took control of the job
+        early_launch.abandon(early_launch.DETACH if present().why else early_launch.STOP)
 
 
 def _run(arguments: list[str], steer: Callable[..., FlowState]) -> int:

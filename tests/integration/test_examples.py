@@ -28,7 +28,7 @@ def described(path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
 def test_an_example_with_long_pauses_reports_no_fault(stage: Stage, path: Path) -> None:
-    """Up to 50 median steps on one rank, then up to 100 on all: a job that reports its steps says so in its history, and nothing is done about it."""
+    """Many median steps on one rank, then on all: a job that reports its steps says so in its history, and nothing is done about it."""
     name = path.stem.replace("_", "-")
     play = stage.play(name, **described(path))
     assert play.ends() == 0, play.log()
