@@ -64,6 +64,17 @@ def start(arguments: list[str]) -> None:
             )
             child.returncode = 0  # so that Popen never waits for it: this process is replaced by the flow's
             os.environ[VARIABLE] = str(child.pid)
+            signal.signal(signal.SIGCHLD, _exit_with_the_job)
+
+
+def _exit_with_the_job(*_: object) -> None:
+    """Exit if the launcher has ended its job: there is nothing left for a flow, and the Prefect server may not answer for long."""
+    with suppress(ChildProcessError, KeyError):
+        ended, status = os.waitpid(int(os.environ[VARIABLE]), os.WNOHANG)
+        if ended:
+            del os.environ[VARIABLE]
+            if os.waitstatus_to_exitcode(status) == ENDED:
+                sys.exit(ENDED)
 
 
 def hand_over() -> HandOver:

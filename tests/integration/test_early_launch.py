@@ -1,0 +1,98 @@
+"""The ranks of a new job start while Prefect starts: a launcher controls the job until the flow can."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from holdfast.history import History, holder_of, queries
+from holdfast.process import parent_of, state_of
+from tests.integration.conftest import PrefectServer
+from tests.integration.test_run_command import NAP, SECONDS, Place, gone, running
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def silent(tmp_path: Path, holdfast_home: Path, prefect_server: PrefectServer) -> Iterator[Place]:
+    """Give a place whose Prefect server takes connections and never answers: no flow gets as far as its job."""
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as listener:
+        place = Place(tmp_path, holdfast_home, prefect_server)
+        place.environment["PREFECT_API_URL"] = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+        yield place
+
+
+@pytest.fixture
+def place(tmp_path: Path, holdfast_home: Path, prefect_server: PrefectServer) -> Place:
+    """Give a place with a Prefect server."""
+    return Place(tmp_path, holdfast_home, prefect_server)
+
+
+def launcher_of(place: Place, job: str) -> int:
+    """Return the pid of the launcher that controls *job*."""
+    with closing(History.open(place.history, create=False)) as history:
+        lease = holder_of(history, queries.newest_job(history, job).id)
+    assert lease is not None
+    return lease.pid
+
+
+def texts(place: Place, job: str) -> list[str]:
+    """Return what was recorded of *job*, in order."""
+    with closing(History.open(place.history, create=False)) as history:
+        return [one.text for one in queries.job_events(history, queries.newest_job(history, job).id)]
+
+
+def test_ranks_run_before_prefect_does_and_the_death_of_the_flow_ends_them(silent: Place) -> None:
+    """The launcher is a child of the flow's process, and nothing is left of both."""
+    child = silent.start("run", silent.job("first", NAP))
+    worker = silent.worker()
+    launcher = launcher_of(silent, "first")
+    flow = parent_of(launcher)
+    assert flow is not None
+    assert parent_of(flow) == child.pid
+    assert silent.state("first") == "LAUNCHING", "the flow decides what follows"
+    os.kill(flow, signal.SIGKILL)
+    said, _ = child.communicate(timeout=SECONDS)
+    wait_until(lambda: silent.state("first") == "CANCELLED", seconds=SECONDS, explain=silent.log)
+    wait_until(lambda: state_of(worker) in "?Z", seconds=SECONDS)
+    gone(silent)
+    assert child.returncode != 0, said
+
+
+@pytest.mark.parametrize(("by", "status"), [("command", 3), ("ctrl-c", 130)])
+def test_a_job_is_stopped_while_its_launcher_controls_it(silent: Place, by: str, status: int) -> None:
+    """By a command in another terminal, or by Ctrl-C in its own."""
+    child = silent.start("run", silent.job(by, NAP))
+    silent.worker()
+    if by == "command":
+        assert silent.done("stop", by)[0] == 0
+    else:
+        child.send_signal(signal.SIGINT)
+    said, _ = child.communicate(timeout=SECONDS)
+    assert (child.returncode, silent.state(by)) == (status, "CANCELLED"), said
+    gone(silent)
+
+
+def test_the_flow_takes_the_job_over_without_a_word(place: Place) -> None:
+    """Its worker stays; the lease has a second epoch; nothing is reported that a user would have to understand."""
+    child = place.start("run", place.job("passed", NAP))
+    worker = place.worker()
+    running(place, "passed")
+    with closing(History.open(place.history, create=False)) as history:
+        job = queries.newest_job(history, "passed")
+        lease = holder_of(history, job.id)
+        assert lease is not None
+        assert lease.epoch == 2
+        assert [one.number for one in queries.generations(history, job.id)] == [1]
+    assert not [text for text in texts(place, "passed") if "reattached" in text or "detaches" in text]
+    assert state_of(worker) not in "?Z"
+    (place.folder / "enough").touch()
+    said, _ = child.communicate(timeout=SECONDS)
+    assert child.returncode == 0, said
+    assert place.state("passed") == "COMPLETED"
+    gone(place)
