@@ -142,12 +142,26 @@ def _terminated(*_: object) -> None:
 
 
 def _launch(run: JobController) -> None:
-    """Launch the job and collect what its ranks report until the flow takes over (`JobDetached`), or until the job is to end."""
+    """Launch the job and collect what its ranks report until the flow takes over (`JobDetached`), or until the job is to end.
+
+    The job is not handed over between the command that starts its ranks and their start: the flow would start them again.
+    """
     from holdfast.control.supervisor.controller import TICK, ending  # noqa: PLC0415
+    from holdfast.control.supervisor.detach import Detach  # noqa: PLC0415
     from holdfast.control.supervisor.launch import begin  # noqa: PLC0415
 
-    launching = True
+    launching, asked = True, Detach()
+
+    def hand_over_when_possible(*_: object) -> None:
+        asked.on_signal()
+        if not (launching and run.generations.members):
+            run.detach.request(asked.why)
+
+    asked.why, run.detach.why = run.detach.why, ""
+    signal.signal(DETACH, hand_over_when_possible)
     while (turn := ending(run)) is None:
+        if asked.why:
+            hand_over_when_possible()
         if launching:
             launching = begin(run) is None
         run.pump(0.0 if launching else TICK)
