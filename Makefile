@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 # Most tests wait for processes, so there are more workers than cores; tests/scheduling.py says who runs what, the longest first.
 PARALLEL ?= --numprocesses=3
-BENCHMARKS ?= restart takeover overhead progress detection checkpoint handling
+BENCHMARKS ?= start restart takeover overhead progress detection checkpoint handling
 
 # -qq: pip tells errors, not warnings about places that it looked at. The constraints hold for what builds the package too.
 PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq
