@@ -34,7 +34,7 @@ POLL: Final = 0.02
 STOP_SECONDS: Final = 120.0
 """How long a launcher may take to end a job of which its flow will never take control."""
 ENDED: Final = 10
-"""Exit status of a launcher whose job has ended; with any other one it lives, or was never submitted."""
+"""Exit status of a launcher whose job has ended; with any other status the job continues, or was never submitted."""
 
 
 class HandOver(Enum):
