@@ -154,7 +154,8 @@ def _digest(tensors: Sequence[Tensor]) -> str:
     for one in tensors:
         found.update(f"{tuple(one.shape)}{one.dtype}".encode())
         if one.numel():
-            found.update(one.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            dense = one.detach().cpu() if one.layout is torch.strided else one.detach().cpu().to_dense()
+            found.update(dense.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()[:16]
 
 
@@ -164,7 +165,7 @@ def _claim(tensor: Tensor) -> StorageWeakRef:
 
 def _claims_of(results: list[Tensor]) -> list[StorageWeakRef]:
     """Return the memory whose restoration makes *results* unnecessary: the model's own where DDP broadcasts copies of it."""
-    return [_claim(one) for one in (_syncing[-1] if _syncing else results) if one.numel()]
+    return [_claim(one) for one in (_syncing[-1] if _syncing else results) if one.numel() and one.layout is torch.strided]
 
 
 def _are_restored(claims: list[StorageWeakRef], restored: set[int]) -> bool:

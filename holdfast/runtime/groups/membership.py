@@ -130,6 +130,8 @@ class MembershipManager:
         self._forward: Callable[[Message], None] | None = None
         """Receives the commands when the script runs again."""
         self._addresses: dict[tuple[int, int], tuple[str, int]] = {}
+        self._editions: dict[str, int] = {}
+        """Groups that were made with each name."""
         self._news = threading.Condition()
         self._ended = 0
         """The newest generation that the controller has ended."""
@@ -379,13 +381,19 @@ class MembershipManager:
         present = self.generation.ranks
         ranks = [present[number] for number in options.global_ranks_in_group or range(options.group_size)]
         group = ManagedGroup(str(options.group_id), ranks, self.generation.rank, self.transaction, options.timeout)
-        group.listener = self.listener
+        group.listener, group.on_shutdown = self.listener, self._forget
+        group.edition = self._editions[group.group_name] = self._editions.get(group.group_name, 0) + 1
         if self.dry_run is not None:
             group.dry_run = self.dry_run
         else:
             group.replace_backend(self.build(group, self.generation, first=True), dict(self.generation.incarnations))
         self.groups.append(group)
         return group
+
+    def _forget(self, group: ManagedGroup) -> None:
+        """Forget *group*, which the script destroys: no recovery shall rebuild it."""
+        with suppress(ValueError):
+            self.groups.remove(group)
 
     # -- phases of a transition ---------------------------------------------------------------------------------------
 
@@ -428,7 +436,7 @@ class MembershipManager:
         assert opened is not None
         return build(
             opened.prefixed("groups", group.timeout if first else None),
-            f"group-{group.group_name}",
+            f"group-{group.group_name}" + (f"-{group.edition}" if group.edition > 1 else ""),
             members.index(generation.rank),
             len(members),
             options=BuildOptions(devices=self.devices, timeout=group.timeout, host=opened.host, first=first),

@@ -30,9 +30,12 @@ MAX_PENDING: Final = 64
 """Pending operations that are remembered: a script that never waits for its sends would fill the memory otherwise."""
 WAIT_INTERVAL: Final = timedelta(seconds=0.1)
 """Time between two checks whether the group was cut, during a wait for a collective. A wait that ends by this has no other effect."""
-BLOCKING: Final = ("send", "recv", "reduce_scatter")
-"""Name prefixes of operations whose wait runs in its own thread. In gloo a reduce-scatter is another operation plus a follow-up
-(``LambdaWork`` in torch's ProcessGroupGloo.cpp): its ``wait`` takes no timeout, and it never reports completion."""
+BLOCKING: Final = ("send", "recv", "reduce_scatter", "monitored_barrier")
+"""Name prefixes of operations whose wait runs in its own thread.
+
+In gloo a monitored barrier is one blocking call, and a reduce-scatter is another operation plus a follow-up (``LambdaWork`` in torch's
+ProcessGroupGloo.cpp): its ``wait`` takes no timeout, and it never reports completion.
+"""
 
 
 # -- the step -----------------------------------------------------------------------------------------------------------

@@ -197,6 +197,10 @@ class ManagedGroup(dist.ProcessGroup):
         """The members' incarnations when the current connections were made."""
         self.dry_run: Answerer | None = None
         self.listener: OperationListener | None = None
+        self.on_shutdown: Callable[[ManagedGroup], object] | None = None
+        """Called when the script destroys the group."""
+        self.edition = 1
+        """How many groups of this name this process has made: a script may destroy a group and make it again."""
         self._inner: BackendGroup | None = None
         self._ready = threading.Event()
 
@@ -341,8 +345,18 @@ class ManagedGroup(dist.ProcessGroup):
             for backend in self._inner.backends.values():
                 backend._set_default_timeout(timeout)  # noqa: SLF001 (torch's own way)
 
+    def _get_sequence_number_for_group(self) -> int:
+        """Return the number of collectives that the current connections have carried."""
+        inner = self._inner
+        return 0 if inner is None else int(next(iter(inner.backends.values()))._get_sequence_number_for_group())  # noqa: SLF001 (torch's name)
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: gloo and NCCL count from the creation of the connections."""
+
     def shutdown(self) -> None:
-        """Close the connections."""
+        """Close the connections, and have no recovery rebuild them: the script destroys the group."""
+        if self.on_shutdown is not None:
+            self.on_shutdown(self)
         if self._inner is not None:
             self._inner.close()
             self._inner = None
@@ -366,6 +380,8 @@ class ManagedGroup(dist.ProcessGroup):
             self._ready.wait()
             return self._run(name, outputs, inputs, call, device)
         inner, device = self._inner, device or (outputs or inputs)[0].device.type
+        if device == "meta":  # shapes without values, as torch's own groups take them
+            return DoneWork(outputs)
         ended = self.listener.started(self, name, outputs, inputs) if self.listener is not None else None
         self.used = True
         self.operations += 1
@@ -385,11 +401,13 @@ class ManagedGroup(dist.ProcessGroup):
         if not isinstance(opts, dist.AllreduceOptions):  # a bare operator, as some callers in torch pass
             bare, opts = opts, dist.AllreduceOptions()
             opts.reduceOp = bare
+        _check_average(opts, tensors)
         return self._run("allreduce", tensors, tensors, lambda backend: backend.allreduce(tensors, opts))
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.all_reduce_coalesced`."""
         tensors, opts = _as_list(tensors), opts or dist.AllreduceCoalescedOptions()
+        _check_average(opts, tensors)
         return self._run("allreduce_coalesced", tensors, tensors, lambda backend: backend.allreduce_coalesced(tensors, opts))
 
     def broadcast(self, tensors: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
@@ -404,6 +422,7 @@ class ManagedGroup(dist.ProcessGroup):
     def reduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.reduce`."""
         tensors, opts = _as_list(tensors), opts or dist.ReduceOptions()
+        _check_average(opts, tensors)
         outputs = tensors if opts.rootRank == self.rank() else []
         return self._run("reduce", outputs, tensors, lambda backend: backend.reduce(tensors, opts))
 
@@ -433,11 +452,13 @@ class ManagedGroup(dist.ProcessGroup):
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.reduce_scatter`."""
         outputs, lists, opts = _as_list(outputs), [list(one) for one in inputs], opts or dist.ReduceScatterOptions()
+        _check_average(opts, outputs)
         return self._run("reduce_scatter", outputs, _flat(lists), lambda backend: backend.reduce_scatter(outputs, lists, opts))
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.reduce_scatter_tensor`."""
         opts = opts or dist.ReduceScatterOptions()
+        _check_average(opts, [output])
         return self._run("reduce_scatter_single", [output], [tensor], lambda backend: backend._reduce_scatter_base(output, tensor, opts))  # noqa: SLF001
 
     _reduce_scatter_base = reduce_scatter_single
@@ -496,6 +517,22 @@ class ManagedGroup(dist.ProcessGroup):
         opts = opts or dist.BarrierOptions()
         return self._run("barrier", [], [], lambda backend: backend.barrier(opts), device="cpu")
 
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:  # noqa: FBT001, FBT002 (torch's signature)
+        """See `torch.distributed.monitored_barrier`."""
+        limit = timeout or self.timeout
+        self._run("monitored_barrier", [], [], lambda backend: _MonitoredBarrier(backend, limit, wait_all_ranks), device="cpu").wait()
+
+
+class _MonitoredBarrier:
+    """A barrier that blocks the caller in gloo, as an operation to wait for: the wait runs in a thread that can be abandoned."""
+
+    def __init__(self, backend: Any, timeout: timedelta, wait_all_ranks: bool) -> None:  # noqa: ANN401, FBT001 (a gloo backend; torch's option)
+        self._backend, self._timeout, self._wait_all_ranks = backend, timeout, wait_all_ranks
+
+    def wait(self, _timeout: timedelta | None = None) -> None:
+        """Wait for all ranks."""
+        self._backend.monitored_barrier(self._timeout, wait_all_ranks=self._wait_all_ranks)
+
 
 class _WorkGroup(_Work):
     """Several operations started together."""
@@ -521,6 +558,16 @@ class _WorkGroup(_Work):
 
 def _as_list(tensors: Any) -> list[Tensor]:  # noqa: ANN401 (torch passes lists, C++ vectors, or one tensor)
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def _check_average(opts: Any, tensors: list[Tensor]) -> None:  # noqa: ANN401 (any of torch's options with a `reduceOp`)
+    """Refuse the average of whole numbers on gloo before anything is sent: gloo adds them up and then fails in the division."""
+    one = tensors[0]
+    if opts.reduceOp == dist.ReduceOp.AVG and one.device.type == "cpu" and not (one.is_floating_point() or one.is_complex()):
+        raise RuntimeError(
+            f"ReduceOp.AVG does not work for {one.dtype} on gloo, which cannot divide whole numbers: "
+            "use ReduceOp.SUM and divide, or convert the tensor to a floating-point type"
+        )
 
 
 def _flat(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
