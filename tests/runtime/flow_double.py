@@ -94,7 +94,7 @@ class FlowDouble:
     def __init__(self, workers: Workers, folder: Path, script: str, *arguments: object, ranks: int = 4, **more: Any) -> None:
         """Make a job of *script* on *ranks*.
 
-        *more*: ``chaos`` (faults the script does to itself), ``save`` (steps between checkpoints), ``stride`` (ranks of a node), ``memory``
+        *more*: ``groups`` (as the job's, for the launcher), ``chaos`` (faults the script does to itself), ``save`` (steps between checkpoints), ``stride`` (ranks of a node), ``memory``
         (every node has a memory store; other than a job's own, one that takes every snapshot, however long that holds training up, unless
         ``policy`` says otherwise), ``servers`` (where the memory of nodes is served).
         """
@@ -129,6 +129,8 @@ class FlowDouble:
         self._rank_of: dict[int, int] = {}
         self._memory, self._policy = bool(more.get("memory")), more.get("policy", "pause")
         self._given = {"CHAOS": json.dumps(more.get("chaos", [])), "HOLDFAST_SAVE_EVERY": str(more.get("save", 0))}
+        if "groups" in more:
+            self._given["HOLDFAST_GROUPS"] = more["groups"]
         self._server = listen(folder / "s")
         threading.Thread(target=self._accept, daemon=True).start()
 

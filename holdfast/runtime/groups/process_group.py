@@ -201,6 +201,8 @@ class ManagedGroup(dist.ProcessGroup):
         """Called when the script destroys the group."""
         self.edition = 1
         """How many groups of this name this process has made: a script may destroy a group and make it again."""
+        self.devices: tuple[str, ...] = ("cpu",)
+        """Kinds of devices that it serves."""
         self._inner: BackendGroup | None = None
         self._ready = threading.Event()
 
