@@ -1,66 +1,56 @@
-"""`init_process_group` as the launcher replaces it: what a script asks of gloo becomes a managed group."""
+"""What the launcher does in a rank before its script begins, and what it finds in its environment: here, in a rank of a test.
+
+PyTorch's tests give `init_process_group` a file over which the ranks find each other. The ranks of a job have the environment for that.
+"""
 
 from __future__ import annotations
 
 import logging
-from datetime import timedelta
+import os
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
-from torch.distributed.constants import default_pg_timeout
 
 from holdfast.ports import free_port
-from holdfast.runtime.groups.membership import GroupGeneration, MembershipManager, devices, install
-from holdfast.runtime.groups.process_group import BACKEND
+from holdfast.runtime.process.launcher import replace_init_process_group
 
 TOKEN: Final = "cd" * 16
-MANAGED: Final = (None, "gloo", "cpu:gloo", BACKEND)
-"""Backends in whose place a managed group is made."""
-
-_stock_init: Final = dist.init_process_group
+RENDEZVOUS: Final = ("init_method", "store", "rank", "world_size")
 
 
-def replace_init() -> None:
-    """Have `init_process_group` make managed groups in this process and those that it forks."""
-    dist.init_process_group = c10d.init_process_group = _managed_init
-    logging.getLogger("holdfast.runtime").setLevel(logging.ERROR)  # what cannot be replayed to a replaced rank is no concern here
+def enter_job() -> None:
+    """Make this process a rank of a job whose groups are managed."""
+    os.environ.update(HOLDFAST_GROUPS="managed", HOLDFAST_TOKEN=TOKEN, HOLDFAST_GENERATION="1")
+    replace_init_process_group()
+    dist.init_process_group = c10d.init_process_group = _FromFile(dist.init_process_group)  # type: ignore[assignment]
+    logging.getLogger("holdfast.runtime").setLevel(logging.ERROR)  # what could not be repeated to another process is no concern here
 
 
-def _managed_init(  # noqa: PLR0913, PLR0917 (torch's signature)
-    backend: str | None = None,
-    init_method: str | None = None,
-    timeout: timedelta | None = None,
-    world_size: int = -1,
-    rank: int = -1,
-    store: dist.Store | None = None,
-    group_name: str = "",
-    pg_options: Any = None,
-    device_id: Any = None,
-    **more: Any,
-) -> None:
-    """Make the default group a managed one; the ranks find each other as the caller wants it."""
-    if backend not in MANAGED or dist.is_initialized():
-        _stock_init(backend, init_method, timeout, world_size, rank, store, group_name, pg_options, device_id, **more)
-        return
+class _FromFile:
+    """Calls the launcher's function as a script in a job does."""
+
+    def __init__(self, ours: Any) -> None:
+        self._ours = ours
+
+    def __call__(self, backend: Any = None, init_method: str | None = None, timeout: Any = None, **named: Any) -> None:
+        """Create the default group over the ranks that the caller describes."""
+        if backend == "gloo" and not dist.is_initialized():
+            os.environ.update(_environment(init_method, named))
+            init_method, named = None, {name: value for name, value in named.items() if name not in RENDEZVOUS}
+        self._ours(backend, init_method, timeout, **named)
+
+
+def _environment(init_method: str | None, named: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment of a rank of a job with these ranks; the first of them chooses the port."""
+    store, rank, size = named.get("store"), int(named.get("rank", -1)), int(named.get("world_size", -1))
     if store is None:
-        store, rank, world_size = next(dist.rendezvous(init_method or "env://", rank, world_size))
-    store.set_timeout(timeout or default_pg_timeout)
+        store, rank, size = next(dist.rendezvous(init_method or "env://", rank, size))
     if rank == 0:
         store.set("holdfast", str(free_port()))
-    port = int(store.get("holdfast"))
-    generation = GroupGeneration(
-        number=1,
-        rank=rank,
-        world=world_size,
-        incarnations=dict.fromkeys(range(world_size), 1),
-        store=("127.0.0.1", port),
-        serve=0,
-    )
-    manager = MembershipManager(generation, TOKEN, world_size, devices())
-    install(manager)
-    manager.record()
-    manager.begin()
-    assert manager.generation_store is not None
-    own = manager.generation_store.prefixed("torch", timeout or default_pg_timeout)
-    _stock_init(BACKEND, None, timeout, world_size, rank, own, group_name, pg_options, device_id, **more)
+    port = store.get("holdfast").decode()
+    return {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+    }  # fmt: skip

@@ -255,6 +255,7 @@ class PublicApi(MultiProcessTestCase):
         if self.rank in {0, 2}:
             with self.assertRaisesRegex(RuntimeError, "Ranks? 1 failed to pass monitoredBarrier"):
                 dist.monitored_barrier(group, timeout=timedelta(seconds=0.5), wait_all_ranks=self.rank == 2)
+        dist.barrier()
 
     def test_gradients_through_collectives(self) -> None:
         """`torch.distributed.nn.functional` and the functional collectives with gradients."""
@@ -329,6 +330,7 @@ class PublicApi(MultiProcessTestCase):
         else:
             self.assertEqual(dist.get_rank(group), -1)
             self.assertIsNone(dist.barrier(group))
+        dist.barrier()  # the store lives in rank 0, as torch's own does
 
     # -- DDP ----------------------------------------------------------------------------------------------------------
 
@@ -389,7 +391,7 @@ class PublicApi(MultiProcessTestCase):
         reference = trained(seeded(Mlp))
         power = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2, min_compression_rate=0.5)
         hooks = ((None, own, 1e-5), (None, default_hooks.allreduce_hook, 1e-5), (None, default_hooks.fp16_compress_hook, 1e-2),
-                 (None, default_hooks.bf16_compress_hook, 5e-2), (power, powerSGD_hook.powerSGD_hook, 0.2))  # fmt: skip
+                 (power, powerSGD_hook.powerSGD_hook, 0.2))  # fmt: skip
         for state, hook, tolerance in hooks:
             model = DistributedDataParallel(seeded(Mlp))
             model.register_comm_hook(state, hook)

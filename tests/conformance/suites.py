@@ -21,6 +21,7 @@ from torch.testing._internal.common_distributed import MultiProcessTestCase
 
 from holdfast.process import die_with_parent
 from tests.conformance import cuda_to_cpu, public_api
+from tests.conformance.managed_init import enter_job
 
 RANKS: Final = 4
 ENVIRONMENT: Final = {
@@ -39,6 +40,9 @@ logging.getLogger(common_distributed.__name__).setLevel(logging.ERROR)  # a line
 class ForkedRanks(MultiProcessTestCase):
     """Forks its ranks: importing torch takes seconds, and nothing here runs an operator before the fork."""
 
+    managed = False
+    """Whether the ranks are those of a job with managed groups."""
+
     def setUp(self) -> None:
         """Start the ranks of this test."""
         super().setUp()
@@ -47,6 +51,8 @@ class ForkedRanks(MultiProcessTestCase):
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, parent_pipe: Any, **more: Any) -> None:
         die_with_parent(os.getppid())
+        if ForkedRanks.managed:
+            enter_job()
         super()._run(rank, test_name, file_name, parent_pipe, **more)
 
 

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from holdfast.runtime.groups.operations import skip_compilation
 from holdfast.runtime.state import tree
 
 MAX_RECORD: Final = 16 * 2**20
@@ -193,6 +194,7 @@ def watch() -> None:
         finally:
             _syncing.pop()
 
+    skip_compilation(broadcast_coalesced)
     broadcast_coalesced.of_holdfast = True  # type: ignore[attr-defined]
     dist._broadcast_coalesced = broadcast_coalesced  # type: ignore[assignment]  # noqa: SLF001
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from types import FunctionType
 from typing import Any, Final, NamedTuple, Protocol
 
 import torch
@@ -21,7 +22,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import distributed_c10d as c10d
 
 from holdfast.runtime.groups.backends import BackendGroup
-from holdfast.runtime.groups.operations import InFlightOperations, OperationMark, StepTransaction, fill_neutral_result
+from holdfast.runtime.groups.operations import InFlightOperations, OperationMark, StepTransaction, fill_neutral_result, skip_compilation
 from holdfast.runtime.peer_errors import is_device_error, is_peer_loss
 from holdfast.runtime.telemetry.wait_windows import kind_of, process_waits
 
@@ -521,7 +522,7 @@ class ManagedGroup(dist.ProcessGroup):
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:  # noqa: FBT001, FBT002 (torch's signature)
         """See `torch.distributed.monitored_barrier`."""
-        limit = timeout or self.timeout
+        limit = self.timeout if timeout is None else timeout
         self._run("monitored_barrier", [], [], lambda backend: _MonitoredBarrier(backend, limit, wait_all_ranks), device="cpu").wait()
 
 
@@ -574,3 +575,7 @@ def _check_average(opts: Any, tensors: list[Tensor]) -> None:  # noqa: ANN401 (a
 
 def _flat(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     return [one for some in lists for one in some]
+
+
+for _kind in (ManagedGroup, ManagedWork, DoneWork, _Work, _WorkGroup):
+    skip_compilation(*(one for one in vars(_kind).values() if isinstance(one, FunctionType)))
