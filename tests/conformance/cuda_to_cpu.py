@@ -49,16 +49,19 @@ def _without_devices(real: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
+def _nothing(*_given: Any, **_named: Any) -> None:
+    """Do nothing."""
+
+
 def _replace_gpus(ranks: int) -> None:
     """Have this process find as many GPUs as there are *ranks*, all of which are the CPU."""
-    torch.cuda.set_device = lambda _device: None  # type: ignore[assignment]
-    torch.cuda.synchronize = lambda _device=None: None
-    torch.cuda.current_device = lambda: 0
-    torch.cuda.device_count = lambda: ranks  # type: ignore[assignment]
-    torch.cuda.device = lambda _device: nullcontext()  # type: ignore[assignment, misc]
-    torch.nn.Module.to = _module_to(torch.nn.Module.to)  # type: ignore[method-assign]
-    torch.nn.Module.cuda = lambda self, _device=None: self  # type: ignore[method-assign]
-    DistributedDataParallel.__init__ = _without_devices(DistributedDataParallel.__init__)  # type: ignore[method-assign]
+    cuda: Any = torch.cuda
+    cuda.set_device = cuda.synchronize = _nothing
+    cuda.current_device, cuda.device_count, cuda.device = lambda: 0, lambda: ranks, lambda _device=None: nullcontext()
+    module: Any = torch.nn.Module
+    module.to, module.cuda = _module_to(module.to), lambda self, _device=None, **_named: self
+    ddp: Any = DistributedDataParallel
+    ddp.__init__ = _without_devices(ddp.__init__)
 
 
 def on_cpu(case: type[Any], module: Any) -> type[Any]:

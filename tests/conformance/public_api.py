@@ -301,7 +301,7 @@ class PublicApi(MultiProcessTestCase):
     def test_group_made_again(self) -> None:
         """A destroyed group of the same ranks, under the same name."""
         for _ in range(3):
-            pair = dist.new_group([0, 1] if self.rank < 2 else [2, 3], timedelta(seconds=10), use_local_synchronization=True)
+            pair = dist.new_group([0, 1] if self.rank < 2 else [2, 3], timedelta(seconds=5), use_local_synchronization=True)
             one = torch.ones(1)
             dist.all_reduce(one, group=pair)
             self.assertEqual(one.item(), 2.0)

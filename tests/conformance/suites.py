@@ -1,6 +1,6 @@
 """The suites: PyTorch's own tests and ours, in ranks that are forked from one process instead of started one by one.
 
-This module is imported with the environment of `ENVIRONMENT`, which PyTorch's tests read while they are imported.
+PyTorch's tests read the environment while they are imported: `__main__` has it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,6 @@ from holdfast.process import die_with_parent
 from tests.conformance import cuda_to_cpu, public_api
 from tests.conformance.managed_init import enter_job
 
-RANKS: Final = 4
-ENVIRONMENT: Final = {
-    "BACKEND": "gloo",
-    "WORLD_SIZE": str(RANKS),
-    "OMP_NUM_THREADS": "1",
-    "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "90",
-    "PYTORCH_PRINT_REPRO_ON_FAILURE": "0",
-}
-"""What PyTorch's tests read: the backend is what a script asks for, whether or not a managed group takes its place."""
 TORCH_SUITE: Final = "torch.testing._internal.distributed.distributed_test"
 
 logging.getLogger(common_distributed.__name__).setLevel(logging.ERROR)  # a line for each process of each test
@@ -111,13 +102,6 @@ def suite(name: str) -> type[Any]:
     return type("PublicApi", (ForkedRanks, public_api.PublicApi), {})
 
 
-SUITES: Final[Mapping[str, str]] = {
-    "distributed": "PyTorch's `distributed_test` as it is for gloo on CPUs.",
-    "distributed-mpi": "Those of its tests that PyTorch runs with MPI only, because gloo had no all-to-all when they were written.",
-    "distributed-gpu": "Those of its tests that PyTorch runs on GPUs only, most of them of DDP, with the CPU in place of every GPU.",
-    "public-api": "Our tests of the libraries above: FSDP2, FSDP1, DTensor, `DeviceMesh`, pipelining, functional collectives, DCP.",
-}
-"""Suites by name, with what they are."""
 SKIPPED_FOR: Final = {"distributed-mpi": ("Only MPI supports",), "distributed-gpu": ("CUDA device", "CUDA is not available")}
 """Texts in the reasons for which the suite ``distributed`` skips the tests that a suite consists of."""
 
