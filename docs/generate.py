@@ -8,6 +8,7 @@ from typing import Final
 
 from docs.generator.api import api_page
 from docs.generator.cli import cli_page, exit_codes_page
+from docs.generator.conformance import conformance_page
 from docs.generator.environment import environment_page
 from docs.generator.events import events_page
 from docs.generator.faults import fault_pages
@@ -31,6 +32,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "reference/metrics.md": metrics_page,
     "reference/states.md": states_page,
     "reference/protocol.md": protocol_page,
+    "reference/conformance.md": conformance_page,
     **fault_pages(),
 }
 """Generated page, by its path below docs/, to what draws it."""

@@ -41,7 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FileNotFoundError:
         stored = Results(version("torch"), "", RANKS)
         if not options.update:
-            sys.exit(f"{FILE.relative_to(ROOT)} is missing: `make conformance ARGS=--update` makes it, from runs over gloo and managed groups")
+            sys.exit(
+                f"{FILE.relative_to(ROOT)} is missing: `make conformance ARGS=--update` makes it, from runs over gloo and managed groups"
+            )
     installed = version("torch").partition("+")[0]
     if installed != stored.torch and not options.update:
         print(f"PyTorch {installed} is installed, and the list is for {stored.torch}: tests may be new, or gone")
@@ -96,7 +98,9 @@ def _update(stored: Results, options: argparse.Namespace) -> int:
         stored.suites[suite] = outcomes
         stored.write()
     subprocess.run([sys.executable, "-m", "docs.generate"], cwd=ROOT, check=True)
-    print(f"conformance: {FILE.relative_to(ROOT)} and docs/reference/conformance.md are written; look at the difference before you commit it")
+    print(
+        f"conformance: {FILE.relative_to(ROOT)} and docs/reference/conformance.md are written; look at the difference before you commit it"
+    )
     return 0
 
 

@@ -222,7 +222,9 @@ class PublicApi(MultiProcessTestCase):
         dist.all_to_all(found, [torch.full((3,), float(10 * self.rank + peer)) for peer in range(RANKS)])
         self.assertEqual(found, [torch.full((3,), float(10 * peer + self.rank)) for peer in range(RANKS)])
         out = torch.zeros(sum(range(1, RANKS + 1)))
-        dist.all_to_all_single(out, torch.full((RANKS * (self.rank + 1),), float(self.rank)), list(range(1, RANKS + 1)), [self.rank + 1] * RANKS)
+        dist.all_to_all_single(
+            out, torch.full((RANKS * (self.rank + 1),), float(self.rank)), list(range(1, RANKS + 1)), [self.rank + 1] * RANKS
+        )
         self.assertEqual(out, torch.cat([torch.full((peer + 1,), float(peer)) for peer in range(RANKS)]))
 
     def test_objects(self) -> None:

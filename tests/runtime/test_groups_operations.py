@@ -32,6 +32,14 @@ def test_every_operation_gives_what_stock_gloo_gives(workers: Workers, tmp_path_
     flow.close()
 
 
+def test_every_reduction_is_right_or_refused_as_gloo_refuses_it(job: Job) -> None:
+    """Every collective that reduces, reduce operation and element type; AVG of whole numbers and PREMUL_SUM are refused."""
+    flow = job(script="reductions", ranks=3)
+    ended = flow.finish()
+    assert ended.status == [0, 0, 0], flow.logs()
+    assert ended.told == [{"count": 702, "wrong": []}] * 3
+
+
 @pytest.mark.parametrize(("what", "left"), [("message", 0.0), ("part", 1.0), ("whole", 1.0), ("future", 1.0), ("scattered", 1.0)])
 def test_a_command_ends_a_wait_that_would_never_end(job: Job, what: str, left: float) -> None:
     """Rank 0 waits for a stopped rank, which may have received a part of the message: only the command ends that.

@@ -21,5 +21,8 @@ def test_a_script_with_a_session_and_torchs_own_call_has_lost_ranks_replaced(job
         assert {flow.pids[other] for other in others} == {first[other] for other in others}
     assert_undisturbed(flow, undisturbed_run)
     assert flow.of("exception") == []
-    assert {(one["level"], one["pid"] in first.values()) for one in flow.of("level")} == {("managed-groups", True), ("managed-groups", False)}
+    assert {(one["level"], one["pid"] in first.values()) for one in flow.of("level")} == {
+        ("managed-groups", True),
+        ("managed-groups", False),
+    }
     assert (flow.folder / "rank-0.log").read_text().count("holdfast: process groups and state are managed") == 2

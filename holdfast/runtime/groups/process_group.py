@@ -143,10 +143,11 @@ class ManagedWork(_Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the outputs that is always fulfilled."""
+        theirs = self._work.get_future()  # gloo has none for messages and a reduce-scatter, and says so
         process_waits().operation_started()
         if self._call.device != "cpu":
-            return self._work.get_future().then(self._settle)
-        return self._inner.waits.promise(self._work.get_future(), self._settle, self._abandon)
+            return theirs.then(self._settle)
+        return self._inner.waits.promise(theirs, self._settle, self._abandon)
 
     def _settle(self, future: torch.futures.Future[Any]) -> list[Tensor]:
         process_waits().operation_ended()
@@ -289,8 +290,8 @@ class ManagedGroup(dist.ProcessGroup):
     # -- the interface that torch uses ----------------------------------------------------------------------------------
 
     def name(self) -> str:
-        """Return the name under which torch knows these groups."""
-        return BACKEND
+        """Return the name of the backend underneath, which DDP logs."""
+        return "nccl" if "cuda" in self.devices else "gloo"
 
     getBackendName = name  # noqa: N815 (torch's name)
 

@@ -1,0 +1,22 @@
+"""Every reduce operation, collective and element type through a managed group: writes down what is not as it must be."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import holdfast
+from tests.conformance.reductions import differences
+
+torch.set_num_threads(1)
+holdfast.join()
+world = dist.group.WORLD
+assert world is not None
+count, wrong = differences(world)
+(Path(sys.argv[1]) / f"told-{os.environ['RANK']}.json").write_text(json.dumps({"count": count, "wrong": wrong}))
+dist.barrier()
