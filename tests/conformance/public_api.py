@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, ShardingStrategy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -526,7 +526,7 @@ class PublicApi(MultiProcessTestCase):
         parts = [PipelineStage(layers[place], place, RANKS * stages, torch.device("cpu")) for place in mine]
         runs = schedule(parts if stages > 1 else parts[0], n_microbatches=RANKS, loss_fn=loss_of)
         losses: list[Tensor] = []
-        last = RANKS - 1 == self.rank
+        last = self.rank == RANKS - 1
         runs.step(*([batch(0)] if self.rank == 0 else []), **({"target": target, "losses": losses} if last else {}))
         loss_of(reference(batch(0)), target).backward()
         for place in mine:

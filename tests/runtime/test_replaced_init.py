@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from tests.runtime.chaos import fault
 from tests.runtime.flow_double import Ended, Job, assert_undisturbed
 

@@ -290,8 +290,8 @@ class ManagedGroup(dist.ProcessGroup):
     # -- the interface that torch uses ----------------------------------------------------------------------------------
 
     def name(self) -> str:
-        """Return the name of the backend underneath, which DDP logs."""
-        return "nccl" if "cuda" in self.devices else "gloo"
+        """Return the name under which torch knows these groups; for ``gloo``, DDP's logger would ask for the interfaces of gloo's own."""
+        return BACKEND
 
     getBackendName = name  # noqa: N815 (torch's name)
 
