@@ -129,11 +129,12 @@ def _backend_of(arguments: Mapping[str, Any]) -> str:
 
 def _why_never() -> str:
     """Return why no group can be managed in this process; empty where they can."""
-    environment, version = os.environ, _nccl()
+    environment = os.environ
     if not link().attached or not environment.get("HOLDFAST_TOKEN"):
         return "no agent of Holdfast started this process"
     if environment.get("HOLDFAST_GROUPS") == "stock":
         return "the job says `groups: stock`"
+    version = _nccl()
     if version is not None and not nccl_can_abort(version):
         found, needed = (".".join(map(str, one)) for one in (version, NCCL_ABORT))
         return f"NCCL {found} can hang when it is aborted (managed groups need NCCL {needed})"

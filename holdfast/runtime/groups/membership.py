@@ -649,4 +649,4 @@ def _replace_creation() -> None:
         return group, store
 
     new_group.of_holdfast = True  # type: ignore[attr-defined]
-    c10d._new_process_group_helper = new_group  # type: ignore[assignment]  # noqa: SLF001
+    c10d._new_process_group_helper = new_group  # noqa: SLF001
