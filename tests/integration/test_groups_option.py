@@ -35,7 +35,7 @@ def process_of(home: Path, rank: int) -> int:
     """Return the pid of the worker that writes the log of *rank*, or 0."""
     for process in Path("/proc").iterdir():
         with suppress(OSError):
-            log = os.readlink(process / "fd" / "1")
+            log = str((process / "fd" / "1").readlink())
             if log.startswith(str(home)) and log.endswith(f"/rank-{rank}.log"):
                 return int(process.name)
     return 0
