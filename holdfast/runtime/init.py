@@ -82,7 +82,11 @@ def init_process_group(real: Callable[..., None], *given: Any, **named: Any) -> 
         GroupsNotManaged: The job demands managed groups, and the arguments do not allow it.
         Exception: What torch raises for wrong arguments, and at a second call.
     """
-    arguments: dict[str, Any] = dict(inspect.signature(real).bind(*given, **named).arguments)
+    try:
+        arguments: dict[str, Any] = dict(inspect.signature(real).bind(*given, **named).arguments)
+    except TypeError:
+        real(*given, **named)  # it has the message
+        raise
     demanded, alone = os.environ.get("HOLDFAST_GROUPS") == "managed", int(os.environ.get("WORLD_SIZE") or 1) <= 1
     if dist.is_initialized() or alone or not _are_valid(arguments):
         real(*given, **named)

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
 
+from holdfast.agent.workers.spawner import PROGRAM
+from holdfast.runtime import init
+from holdfast.runtime.agent_client import AgentLink
 from tests.mentions import mentions
+from tests.runtime.agent_double import AgentDouble
 from tests.runtime.chaos import fault
 from tests.runtime.flow_double import Ended, Job, assert_undisturbed
+from tests.runtime.ranks import ROOT
 
 
 def test_a_script_with_a_session_and_torchs_own_call_has_lost_ranks_replaced(job: Job, undisturbed_run: Ended) -> None:
@@ -81,3 +94,94 @@ def test_groups_that_cannot_be_managed_are_torchs_own_with_the_reason(job: Job) 
     assert told["level"] == "managed-state"
     assert mentions(told["text"], "PyTorch's own", "init_method", "restart")
     assert told["text"] in (flow.folder / "rank-0.log").read_text()
+
+
+COLD = """
+import sys
+import torch
+from torch.distributed import device_mesh, distributed_c10d, init_process_group
+places = [module.init_process_group for module in (torch.distributed, distributed_c10d, device_mesh)]
+print(hasattr(init_process_group, "of_torch"), all(one is init_process_group for one in places), init_process_group.__name__)
+print(type(torch.distributed.__loader__).__name__, type(torch.distributed.__spec__.loader).__name__, __name__, sys.argv)
+print([type(one).__name__ for one in sys.meta_path if "Finder" in type(one).__name__])
+"""
+
+
+@pytest.mark.parametrize("groups", ["auto", "stock"])
+def test_a_worker_without_a_fork_server_has_the_same_groups(tmp_path: Path, groups: str) -> None:
+    """Its script imports torch itself, and finds the function replaced, wherever torch has it; with `stock` nothing is touched."""
+    script = tmp_path / "cold.py"
+    script.write_text(COLD)
+    environment = {**os.environ, "HOLDFAST_GROUPS": groups, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        [sys.executable, str(PROGRAM), "run", str(script), "x"], env=environment, capture_output=True, text=True, check=False
+    )
+    replaced, loaders, finders = ran.stdout.splitlines()
+    assert replaced == f"{groups == 'auto'} True init_process_group"
+    assert loaders == f"SourceFileLoader SourceFileLoader __main__ {[str(script), 'x']}"
+    assert "_TorchFinder" not in finders
+
+
+def test_a_program_that_needs_an_interpreter_of_its_own_cannot_have_managed_groups(tmp_path: Path) -> None:
+    """One sentence, before anything runs."""
+    (tmp_path / "__main__.py").write_text("print('ran')")
+    environment = {**os.environ, "HOLDFAST_GROUPS": "managed", "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run([sys.executable, str(PROGRAM), "run", str(tmp_path)], env=environment, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout, len(ran.stderr.splitlines())) == (1, "", 1)
+    assert mentions(ran.stderr, "groups: managed", str(tmp_path), "-m", "groups: auto")
+
+
+FILE = dist.FileStore(os.devnull, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ({"backend": "mpi"}, ["mpi", "gloo", "nccl"]),
+        ({"backend": "cpu:gloo,cuda:ucc"}, ["cpu:gloo,cuda:ucc"]),
+        ({"backend": "nccl"}, ["nccl", "GPU"]),
+        ({"init_method": "tcp://10.0.0.1:29500"}, ["init_method", "tcp://10.0.0.1:29500"]),
+        ({"store": FILE, "rank": 0, "world_size": 2}, ["store"]),
+        ({"init_method": "env://", "rank": 1}, ["rank=1", "0"]),
+        ({"world_size": 4}, ["world_size=4", "2"]),
+    ],
+    ids=str,
+)
+def test_demanded_groups_that_cannot_be_managed_are_an_error_with_the_reason(
+    arguments: dict[str, Any], names: list[str], agent: AgentDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is created."""
+    variables = {"HOLDFAST_GROUPS": "managed", "HOLDFAST_TOKEN": "ab" * 16, "RANK": "0", "WORLD_SIZE": "2"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(init, "link", lambda: AgentLink(agent.path))
+    with pytest.raises(init.GroupsNotManaged) as refused:
+        init.init_process_group(dist.init_process_group, **arguments)
+    assert mentions(str(refused.value), "groups: managed", "groups: auto", *names)
+    assert str(copy.copy(refused.value)) == str(refused.value)  # as it goes to another process
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("groups", "arguments", "error"),
+    [
+        ("managed", {"backend": "gloo", "timeout": 5}, TypeError),
+        ("managed", {"backend": "gloo", "init_method": "env://", "store": FILE}, AssertionError),
+        ("managed", {"backend": "gloo", "nonsense": 1}, TypeError),
+        ("auto", {"backend": "nonsense", "store": FILE, "rank": 0, "world_size": 2}, Exception),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_raise_what_torch_raises(
+    groups: str, arguments: dict[str, Any], error: type[Exception], agent: AgentDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own function has the messages."""
+    variables = {"HOLDFAST_GROUPS": groups, "HOLDFAST_TOKEN": "ab" * 16, "RANK": "0", "WORLD_SIZE": "2"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(init, "link", lambda: AgentLink(agent.path))
+    with pytest.raises(error) as own:
+        dist.init_process_group(**arguments)
+    with pytest.raises(type(own.value), match=re.escape(str(own.value)[:60])):
+        init.init_process_group(dist.init_process_group, **arguments)
+    assert not dist.is_initialized()
