@@ -87,16 +87,10 @@ def init_process_group(real: Callable[..., None], *given: Any, **named: Any) -> 
     except TypeError:
         real(*given, **named)  # it has the message
         raise
-    demanded, alone = os.environ.get("HOLDFAST_GROUPS") == "managed", int(os.environ.get("WORLD_SIZE") or 1) <= 1
-    if dist.is_initialized() or alone or not _are_valid(arguments):
+    if dist.is_initialized() or int(os.environ.get("WORLD_SIZE") or 1) <= 1 or not _are_valid(arguments):
         real(*given, **named)
         return
-    why = _why_never() or _why_not_with(arguments)
-    if why and demanded:
-        raise GroupsNotManaged(why)
-    why = why or ("" if demanded else _why_not_by_default())
-    if why and os.environ.get("HOLDFAST_HOT_SPARE"):
-        raise SystemExit(f"a hot spare cannot take a rank: {why}")
+    why = _why_stock(arguments)
     if why:
         integration_level.groups_are_stock(why)
         real(*given, **named)
@@ -116,6 +110,17 @@ def init_process_group(real: Callable[..., None], *given: Any, **named: Any) -> 
 
 
 # -- whether groups are managed -------------------------------------------------------------------------------------------
+
+
+def _why_stock(arguments: Mapping[str, Any]) -> str:
+    """Return why the group that *arguments* describe is torch's own; empty where it is managed. Raise where the job demands that."""
+    demanded, why = os.environ.get("HOLDFAST_GROUPS") == "managed", _why_never() or _why_not_with(arguments)
+    if why and demanded:
+        raise GroupsNotManaged(why)
+    why = why or ("" if demanded else _why_not_by_default())
+    if why and os.environ.get("HOLDFAST_HOT_SPARE"):
+        raise SystemExit(f"a hot spare cannot take a rank: {why}")
+    return why
 
 
 def _are_valid(arguments: Mapping[str, Any]) -> bool:
