@@ -59,9 +59,8 @@ def join() -> None:
         return
     device = world.device_of(environment, torch.cuda.device_count() if torch.cuda.is_available() else 0)
     why = _why_never()
-    if why and environment.get("HOLDFAST_HOT_SPARE"):
-        raise SystemExit(f"a hot spare cannot take a rank: {why}")
     if why:
+        _end_hot_spare(why)
         if environment.get("RANK") == "0" and link().attached:
             _log.warning("%s: the groups are torch's own, and after a fault all ranks are restarted", why)
         world.join(device)
@@ -118,9 +117,15 @@ def _why_stock(arguments: Mapping[str, Any]) -> str:
     if why and demanded:
         raise GroupsNotManaged(why)
     why = why or ("" if demanded else _why_not_by_default())
-    if why and os.environ.get("HOLDFAST_HOT_SPARE"):
-        raise SystemExit(f"a hot spare cannot take a rank: {why}")
+    if why:
+        _end_hot_spare(why)
     return why
+
+
+def _end_hot_spare(why: str) -> None:
+    """Exit, in a hot spare: it cannot take a rank in groups that are torch's own."""
+    if os.environ.get("HOLDFAST_HOT_SPARE"):
+        raise SystemExit(f"a hot spare cannot take a rank: {why}")
 
 
 def _are_valid(arguments: Mapping[str, Any]) -> bool:

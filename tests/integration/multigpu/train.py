@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from .utils import MyTrainDataset
+from .datautils import MyTrainDataset
 
 
 def ddp_setup():
