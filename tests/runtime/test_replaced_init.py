@@ -86,7 +86,7 @@ def test_managed_groups_without_a_session_end_with_the_rank_and_spoil_nothing(jo
 
 def test_groups_that_cannot_be_managed_are_torchs_own_with_the_reason(job: Job) -> None:
     """The arguments are the script's to choose, and it trains as ever."""
-    flow = job(script="own_rendezvous", groups="auto", ranks=2)
+    flow = job("file", script="own_rendezvous", groups="auto", ranks=2)
     ended = flow.finish()
     assert ended.status == [0, 0], flow.logs()
     assert ended.told == [{"kind": "ProcessGroup", "step": 3}] * 2
@@ -94,6 +94,22 @@ def test_groups_that_cannot_be_managed_are_torchs_own_with_the_reason(job: Job) 
     assert told["level"] == "managed-state"
     assert mentions(told["text"], "PyTorch's own", "init_method", "restart")
     assert told["text"] in (flow.folder / "rank-0.log").read_text()
+
+
+def test_a_session_that_may_not_repeat_a_step_restarts_with_its_state(job: Job) -> None:
+    """Without `data` it is unknown which batch a repeated step would get: a lost rank ends the others, and the level says why."""
+    flow = job(script="own_rendezvous", groups="auto", ranks=2, save=1, chaos=[fault(1, "forward", 3)])
+    flow.until_dead(1)
+    assert flow.hear("exception", 0)["peer_lost"]
+    flow.restart()
+    ended = flow.finish()
+    assert ended.status == [0, 0], flow.logs()
+    assert ended.told == [{"kind": "ManagedGroup", "step": 3}] * 2
+    assert {one["step"] for one in flow.of("resumed")} == {0, 2}
+    assert flow.of("groups") == []
+    level, text = {(one["level"], one["text"]) for one in flow.of("level")}.pop()
+    assert level == "managed-state"
+    assert mentions(text, "not repaired", "no `data`", "groups: managed", "all ranks restart")
 
 
 COLD = """
