@@ -24,7 +24,7 @@ from holdfast.history.store import History
 from holdfast.prefect.server import UI_MESSAGE, UNUSABLE, is_configured
 from holdfast.process import parent_of
 
-PROGRAM: Final = "flows.training_job"
+PROGRAM: Final = "holdfast.flows.training_job"
 START_TIMEOUT: Final = 60.0
 """Seconds that another command may take to start the same job."""
 ERROR_PREFIX: Final = "holdfast: "
@@ -171,9 +171,9 @@ def _message(line: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Return our environment; in a checkout that is not installed, with the folder of the flows."""
+    """Return our environment; in a checkout that is not installed, with its folder."""
     root = Path(next(iter(holdfast.__path__))).parent
     environment = dict(os.environ)
-    if (root / "pyproject.toml").exists() and (root / "flows").is_dir():
+    if (root / "pyproject.toml").exists():
         environment["PYTHONPATH"] = os.pathsep.join(part for part in (str(root), environment.get("PYTHONPATH")) if part)
     return environment

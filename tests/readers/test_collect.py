@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from detectors.codec import MalformedData, packed, unpacked
-from detectors.evidence import Unknown
-from detectors.health import judge, unknown_signals
-from detectors.readings import (
+from holdfast.detectors.codec import MalformedData, packed, unpacked
+from holdfast.detectors.evidence import Unknown
+from holdfast.detectors.health import judge, unknown_signals
+from holdfast.detectors.readings import (
     ClockReading,
     Disk,
     HostReading,
@@ -49,7 +49,7 @@ def test_all_parts_of_this_node_are_read() -> None:
 
 def test_the_program_needs_no_package(tmp_path: Path) -> None:
     """An interpreter without packages and without our folder runs it, from a folder with modules of the same names."""
-    for name in ("json", "detectors", "holdfast", "pynvml"):
+    for name in ("json", "holdfast", "pynvml"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a trap')")
     asked = [sys.executable, "-S", "-I", "-c", BOOT]
     text = f"{len(program().encode())}\n{program()}" + json.dumps({"mark": "m", "node": "n1", "seconds": 10.0}) + "\n"
@@ -65,9 +65,9 @@ def test_the_program_needs_no_package(tmp_path: Path) -> None:
 def test_the_program_carries_the_readers_and_what_they_need() -> None:
     """Neither the catalogue nor the command line."""
     carried = set(sources()) - {"pynvml"}
-    assert {"detectors.readings", "holdfast.probe.readers.collect", "holdfast.probe.readers.gpus"} <= carried
-    assert all(name.startswith(("holdfast.probe.readers.", "detectors.")) for name in carried)
-    assert not carried & {"detectors.catalogue", "holdfast.probe.readers.local"}
+    assert {"holdfast.detectors.readings", "holdfast.probe.readers.collect", "holdfast.probe.readers.gpus"} <= carried
+    assert all(name.startswith(("holdfast.probe.readers.", "holdfast.detectors.")) for name in carried)
+    assert not carried & {"holdfast.detectors.catalogue", "holdfast.probe.readers.local"}
 
 
 GATHER = """
