@@ -61,7 +61,7 @@ class HostJob:
             "max_recoveries": 10_000,
             "max_restarts_in_place": 10_000,
             "max_recoveries_without_progress": 1000,
-            "timeouts": {"hang": "4s", **given.pop("timeouts", {})},  # less than the default, and more than a busy machine takes
+            "timeouts": {"hang": "2s", **given.pop("timeouts", {})},
             **given,
         }
         self.ranks, self.waits, self.has_spare = job["nnodes"] * job["nproc_per_node"], job["hot_spares"], job["spare_nodes"] > 0
