@@ -59,9 +59,8 @@ def join() -> None:
         return
     device = world.device_of(environment, torch.cuda.device_count() if torch.cuda.is_available() else 0)
     why = _why_never()
-    if why and environment.get("HOLDFAST_HOT_SPARE"):
-        raise SystemExit(f"a hot spare cannot take a rank: {why}")
     if why:
+        _end_hot_spare(why)
         if environment.get("RANK") == "0" and link().attached:
             _log.warning("%s: the groups are torch's own, and after a fault all ranks are restarted", why)
         world.join(device)
@@ -82,17 +81,15 @@ def init_process_group(real: Callable[..., None], *given: Any, **named: Any) -> 
         GroupsNotManaged: The job demands managed groups, and the arguments do not allow it.
         Exception: What torch raises for wrong arguments, and at a second call.
     """
-    arguments: dict[str, Any] = dict(inspect.signature(real).bind(*given, **named).arguments)
-    demanded, alone = os.environ.get("HOLDFAST_GROUPS") == "managed", int(os.environ.get("WORLD_SIZE") or 1) <= 1
-    if dist.is_initialized() or alone or not _are_valid(arguments):
+    try:
+        arguments: dict[str, Any] = dict(inspect.signature(real).bind(*given, **named).arguments)
+    except TypeError:
+        real(*given, **named)  # it has the message
+        raise
+    if dist.is_initialized() or int(os.environ.get("WORLD_SIZE") or 1) <= 1 or not _are_valid(arguments):
         real(*given, **named)
         return
-    why = _why_never() or _why_not_with(arguments)
-    if why and demanded:
-        raise GroupsNotManaged(why)
-    why = why or ("" if demanded else _why_not_by_default())
-    if why and os.environ.get("HOLDFAST_HOT_SPARE"):
-        raise SystemExit(f"a hot spare cannot take a rank: {why}")
+    why = _why_stock(arguments)
     if why:
         integration_level.groups_are_stock(why)
         real(*given, **named)
@@ -114,6 +111,23 @@ def init_process_group(real: Callable[..., None], *given: Any, **named: Any) -> 
 # -- whether groups are managed -------------------------------------------------------------------------------------------
 
 
+def _why_stock(arguments: Mapping[str, Any]) -> str:
+    """Return why the group that *arguments* describe is torch's own; empty where it is managed. Raise where the job demands that."""
+    demanded, why = os.environ.get("HOLDFAST_GROUPS") == "managed", _why_never() or _why_not_with(arguments)
+    if why and demanded:
+        raise GroupsNotManaged(why)
+    why = why or ("" if demanded else _why_not_by_default())
+    if why:
+        _end_hot_spare(why)
+    return why
+
+
+def _end_hot_spare(why: str) -> None:
+    """Exit, in a hot spare: it cannot take a rank in groups that are torch's own."""
+    if os.environ.get("HOLDFAST_HOT_SPARE"):
+        raise SystemExit(f"a hot spare cannot take a rank: {why}")
+
+
 def _are_valid(arguments: Mapping[str, Any]) -> bool:
     """Return whether torch would accept *arguments*, as far as they matter here; its own function has the error messages."""
     device = arguments.get("device_id")
@@ -129,11 +143,12 @@ def _backend_of(arguments: Mapping[str, Any]) -> str:
 
 def _why_never() -> str:
     """Return why no group can be managed in this process; empty where they can."""
-    environment, version = os.environ, _nccl()
+    environment = os.environ
     if not link().attached or not environment.get("HOLDFAST_TOKEN"):
         return "no agent of Holdfast started this process"
     if environment.get("HOLDFAST_GROUPS") == "stock":
         return "the job says `groups: stock`"
+    version = _nccl()
     if version is not None and not nccl_can_abort(version):
         found, needed = (".".join(map(str, one)) for one in (version, NCCL_ABORT))
         return f"NCCL {found} can hang when it is aborted (managed groups need NCCL {needed})"

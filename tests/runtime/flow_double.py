@@ -94,9 +94,10 @@ class FlowDouble:
     def __init__(self, workers: Workers, folder: Path, script: str, *arguments: object, ranks: int = 4, **more: Any) -> None:
         """Make a job of *script* on *ranks*.
 
-        *more*: ``groups`` (as the job's, for the launcher), ``chaos`` (faults the script does to itself), ``save`` (steps between checkpoints), ``stride`` (ranks of a node), ``memory``
-        (every node has a memory store; other than a job's own, one that takes every snapshot, however long that holds training up, unless
-        ``policy`` says otherwise), ``servers`` (where the memory of nodes is served).
+        *more*: ``groups`` (as in a job file, for a launcher that replaces `init_process_group`), ``chaos`` (faults the script does to
+        itself), ``save`` (steps between checkpoints), ``stride`` (ranks of a node), ``memory`` (every node has a memory store; other than a
+        job's own, one that takes every snapshot, however long that holds training up, unless ``policy`` says otherwise), ``servers`` (where
+        the memory of nodes is served).
         """
         self.workers, self.folder, self.ranks = workers, folder, ranks
         self.argv = [str(SCRIPTS / f"{script}.py"), str(folder), *(str(one) for one in arguments)]

@@ -397,8 +397,12 @@ class MembershipManager:
         self.use_store(self.open_store(self.generation, timeout=timeout))
         self.connect_neighbours(self.generation, timeout)
 
-    def create(self, options: Any, _more: Any) -> ManagedGroup:  # noqa: ANN401 (torch's options)
-        """Make the group that torch asks for."""
+    def create(self, options: Any, more: Any) -> ManagedGroup:  # noqa: ANN401 (torch's options)
+        """Make the group that torch asks for; *more*, its ``pg_options``, is not used."""
+        if more is not None and "cuda" in self.devices and self.generation.rank == 0:
+            log.warning(
+                "`pg_options` of the group '%s' are ignored: it is managed, and a repaired one would not have them", options.group_id
+            )
         present = self.generation.ranks
         ranks = [present[number] for number in options.global_ranks_in_group or range(options.group_size)]
         group = ManagedGroup(str(options.group_id), ranks, self.generation.rank, self.transaction, options.timeout)
@@ -649,4 +653,4 @@ def _replace_creation() -> None:
         return group, store
 
     new_group.of_holdfast = True  # type: ignore[attr-defined]
-    c10d._new_process_group_helper = new_group  # type: ignore[assignment]  # noqa: SLF001
+    c10d._new_process_group_helper = new_group  # noqa: SLF001

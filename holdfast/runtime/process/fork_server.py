@@ -205,6 +205,9 @@ def _script(argv: list[str]) -> Callable[[], None]:
     """Return what runs the script *argv*[0] once."""
     script = str(Path(argv[0]).absolute())  # as Python does: neither links nor dots are resolved
     if _is_program(script):
+        if os.environ.get("HOLDFAST_GROUPS") == "managed":
+            why = "is a folder, an archive or bytecode, for which Holdfast cannot replace `init_process_group`"
+            sys.exit(f"the job says `groups: managed`, but {script} {why}. Run it as a module (`-m`), or use `groups: auto`")
         os.execv(sys.executable, [sys.executable, *argv])  # noqa: S606 (a folder, an archive or bytecode: for an interpreter of its own)
     source, folder = _read(script), os.path.dirname(os.path.realpath(script))  # noqa: PTH120 (a string, as Python puts it into its path)
     compiled: list[CodeType] = []

@@ -73,8 +73,8 @@ def _await_session() -> None:
 
 
 def _say(level: str, text: str) -> None:
-    """Say it on rank 0, unless that is what was said last."""
-    if os.environ.get("RANK") != "0" or os.environ.get("HOLDFAST_HOT_SPARE") or _said[-1:] == [text]:
+    """Say it on rank 0 of a job of Holdfast, unless that is what was said last."""
+    if not link().attached or os.environ.get("RANK") != "0" or os.environ.get("HOLDFAST_HOT_SPARE") or _said[-1:] == [text]:
         return
     _said.append(text)
     with suppress(OSError, ValueError):  # an output that is closed
