@@ -105,6 +105,15 @@ class Loader:
         self.epoch, self.consumed = self.epoch + 1, 0
         self._begin = self._inner = None
 
+    def begin_epoch(self, epoch: int) -> None:
+        """Let the next iteration begin at the first batch of an epoch, wherever the current one is.
+
+        Args:
+            epoch: Number of the epoch, for the samplers' ``set_epoch``.
+        """
+        self.epoch, self.consumed, self._to_skip = epoch, 0, 0
+        self._begin = self._inner = None
+
     # -- dividing batches ---------------------------------------------------------------------------------------------
 
     def split_batches(self, how: BatchSplit) -> None:
