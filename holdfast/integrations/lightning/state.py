@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.integrations.lightning.data import DataLoaderSource, Source, tracker_of
 from holdfast.runtime.state import tree
@@ -57,6 +58,7 @@ class RankState:
             "evaluating": [name for name, module in self._module.named_modules() if not module.training],
             "frozen": [name for name, one in self._module.named_parameters() if not one.requires_grad],
             "trainer": (trainer.should_stop, trainer.accumulate_grad_batches),
+            "buffers": self._own_buffers(),
             **{name: state for name, _, state in self._objects()},
         }
 
@@ -102,6 +104,16 @@ class RankState:
 
     def _overrides(self, hook: str) -> bool:
         return bool(self._import("utilities.model_helpers").is_overridden(hook, self._module))
+
+    def _own_buffers(self) -> dict[str, Tensor] | None:
+        """Return copies of the buffers where each rank has its own: DDP takes those of rank 0 otherwise, before the next batch.
+
+        Under manual optimization Lightning has DDP exchange buffers before the first batch only.
+        """
+        parallel = self._trainer.strategy.model
+        if not isinstance(parallel, DistributedDataParallel) or parallel.will_sync_module_buffers():
+            return None
+        return {name: one.detach().clone() for name, one in self._module.named_buffers()}
 
     def _metrics(self) -> Iterator[tuple[str, Any]]:
         """Yield the metrics of torchmetrics that the module holds: what they have summed is in no state dict."""
@@ -167,6 +179,10 @@ class RankState:
         for name, metric in self._metrics():
             if own := state["torchmetrics"].get(name):
                 _restore_metric(metric, own, self._module.device)
+        if state["buffers"] is not None:
+            self._trainer.strategy.model.require_forward_param_sync = False
+            for name, buffer in self._module.named_buffers():
+                buffer.copy_(state["buffers"].get(name, buffer))
         evaluating, frozen = set(state["evaluating"]), set(state["frozen"])
         for name, module in self._module.named_modules():
             module.training = name not in evaluating
