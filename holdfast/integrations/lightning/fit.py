@@ -14,7 +14,6 @@ from torch import Tensor
 
 from holdfast.integrations.lightning.data import track
 from holdfast.integrations.lightning.state import RankState
-from holdfast.runtime.agent_client import link
 from holdfast.runtime.session import Session, Step, session
 
 PARTS: Final = (
@@ -42,6 +41,8 @@ class Fit:
         self._versions: list[tuple[Tensor, int]] = []
         """How often each tensor of the model had been changed when it was restored."""
         self._unreadable: Exception | None = None
+        """Why ``ckpt_path`` could not be loaded."""
+        self._path = ""
         self._sanity_steps: int | None = None
         """Batches of the sanity check, which is left out after a restore."""
         self._wrapped: list[tuple[Any, str]] = []
@@ -79,13 +80,12 @@ class Fit:
     # -- in the order in which Lightning calls them ---------------------------------------------------------------------
 
     def _restored_files(self, checkpoint_path: Any = None, *more: Any, **named: Any) -> None:
-        """Load ``ckpt_path``; in a restarted job, one that cannot be read only matters if the session has no state."""
+        """Load ``ckpt_path``; one that cannot be read, which a killed rank may leave, only matters if the session has no state."""
         try:
             self._restore_files(checkpoint_path, *more, **named)
-        except Exception as error:
-            if link().generation <= 1:
-                raise
+        except Exception as error:  # noqa: BLE001 (files are read by torch, fsspec and hooks of the user; `_restored` judges)
             self._unreadable = error
+            self._path = str(checkpoint_path)
             connector = self._trainer._checkpoint_connector
             connector._loaded_checkpoint, connector._ckpt_path = {}, None
 
@@ -109,11 +109,11 @@ class Fit:
             if not within:
                 state.loaded = None
             if self._unreadable is not None:
-                _log.warning("ckpt_path is not used, and cannot be read: %s", self._unreadable)
+                _log.warning("the newest state of the job is restored; ckpt_path=%r cannot be loaded", self._path)
         elif self._unreadable is not None:
+            why = str(self._unreadable).partition("\n")[0]
             raise RuntimeError(
-                f"ckpt_path names a checkpoint of Lightning that is incomplete or damaged, and Holdfast has no state of this job yet: "
-                f"{self._unreadable}"
+                f"ckpt_path={self._path!r} cannot be loaded, and Holdfast has no state of this job yet: give a complete checkpoint ({why})"
             ) from self._unreadable
         self._counted = trainer.global_step
 

@@ -1,4 +1,8 @@
-"""Lightning's Trainer with its state kept by a session: dropout, noise in the data, accumulation with a remainder, validations, callbacks."""
+"""Lightning's Trainer with its state kept by a session: dropout, noise in the data, accumulation with a remainder, validations, callbacks.
+
+``lightning_trainer.py FOLDER OPTION...``: ``plain`` (without the callback), ``manual`` (optimization), ``workers`` (in the data loader),
+``gate-STEP`` (begin the step once there is a file ``FOLDER/gate-STEP``), ``slow`` (a validation and a checkpoint take 3 s each).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,12 +18,14 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.plugins import TorchCheckpointIO
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric
 
+import holdfast
 from holdfast.integrations.lightning import HoldfastCallback
-from tests.runtime.chaos import reach
+from tests.runtime.chaos import gate, reach
 
 os.environ.setdefault("TORCHELASTIC_RUN_ID", "job")  # as `holdfast run` sets it: Lightning then leaves starting processes to the launcher
 folder, options = Path(sys.argv[1]), set(sys.argv[2:])
@@ -43,6 +50,22 @@ class Noisy(Dataset[tuple[Tensor, Tensor]]):
         return sample + torch.rand(4) / 10, sample.sum().sin().reshape(1)
 
 
+def be_slow() -> None:
+    """Take longer than a step may, on one rank."""
+    if "slow" in options and os.environ["RANK"] == "0":
+        time.sleep(3)
+
+
+class SlowFiles(TorchCheckpointIO):
+    """Files whose first one is written slowly."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write one."""
+        if checkpoint["global_step"] == 1:
+            be_slow()
+        super().save_checkpoint(checkpoint, path, storage_options)
+
+
 class Model(pl.LightningModule):
     """Dropout and batch statistics; what it logs decides the learning rate and the end."""
 
@@ -51,13 +74,16 @@ class Model(pl.LightningModule):
         self.layers = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 1))
         self.seen = MeanMetric()
         self.batches = 0
-        self.epochs: list[int] = []
         self.automatic_optimization = "manual" not in options
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Return the loss."""
-        reach("step", self.trainer.global_step + 1)
-        self.epochs.append(self.current_epoch)
+        step = self.trainer.global_step + 1
+        if f"gate-{step}" in options:
+            with holdfast.section("gate"):
+                gate(folder, f"gate-{step}")
+        if "CHAOS" in os.environ:
+            reach("step", step)
         self.batches += 1
         loss = nn.functional.mse_loss(self.layers(batch[0]), batch[1])
         self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True)
@@ -73,7 +99,10 @@ class Model(pl.LightningModule):
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Log the loss."""
-        reach("validation", self.trainer.global_step)
+        if "CHAOS" in os.environ:
+            reach("validation", self.trainer.global_step)
+        if self.trainer.global_step == 2 and batch_idx == 0:
+            be_slow()
         self.log("validation", nn.functional.mse_loss(self.layers(batch[0]), batch[1]), sync_dist=True)
 
     def configure_optimizers(self) -> Any:
@@ -105,17 +134,18 @@ trainer = pl.Trainer(
     accelerator="cpu",
     devices=int(os.environ.get("LOCAL_WORLD_SIZE") or 1),
     num_nodes=RANKS // int(os.environ.get("LOCAL_WORLD_SIZE") or 1),
-    strategy="ddp" if RANKS > 1 else "auto",
+    strategy="ddp",
     max_epochs=3,
     val_check_interval=0.5,
     limit_val_batches=2,
     callbacks=[early, best, *accumulation, *([] if "plain" in options else [HoldfastCallback()])],
+    plugins=[SlowFiles()],
     logger=False,
     enable_progress_bar=False,
     enable_model_summary=False,
 )
 model = Model()
-trainer.fit(model, loader(28, shuffle=True), loader(12, shuffle=False))
+trainer.fit(model, loader(30, shuffle=True), loader(12, shuffle=False))
 
 digest = hashlib.sha256()
 for value in model.state_dict().values():
