@@ -70,7 +70,7 @@ def api_page() -> str:
     ]
     for title, intro, names in GROUPS:
         parts += [f"## {title}\n", *([f"{intro}\n"] if intro else []), *(_entry(f"holdfast.{name}", MEMBERS[name]) for name in names)]
-    parts += ["## Integrations\n", _entry("holdfast.integrations.huggingface.HoldfastCallback", ())]
+    parts += ["## Integrations\n", *(_entry(f"holdfast.integrations.{name}.HoldfastCallback", ()) for name in ("huggingface", "lightning"))]
     return page(*parts)
 
 

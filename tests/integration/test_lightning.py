@@ -20,7 +20,9 @@ def told(folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"told-{rank}.json").read_text()) for rank in range(2)]
 
 
-def test_a_lightning_job_survives_faults_with_the_weights_of_plain_lightning(stage: Stage, alone: Callable[..., None], tmp_path: Path) -> None:
+def test_a_lightning_job_with_faults_ends_with_the_weights_of_plain_lightning(
+    stage: Stage, alone: Callable[..., None], tmp_path: Path
+) -> None:
     """Also: a validation and a checkpoint of Lightning that take longer than a hang are none, and the state was only in memory."""
     play = stage.play(
         "lightning",

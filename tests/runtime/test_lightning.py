@@ -87,7 +87,9 @@ def test_misuse_is_refused_in_a_sentence(workers: Workers, tmp_path_factory: pyt
 
 def test_a_lightning_that_is_too_old_is_refused_in_a_sentence() -> None:
     """When the integration is imported; so is a Lightning that is missing."""
-    old = "import sys, types; old = types.ModuleType('lightning.pytorch'); old.__version__ = '2.4.1'; sys.modules['lightning.pytorch'] = old"
+    old = (
+        "import sys, types; old = types.ModuleType('lightning.pytorch'); old.__version__ = '2.4.1'; sys.modules['lightning.pytorch'] = old"
+    )
     none = "import sys; sys.modules['lightning'] = sys.modules['lightning.pytorch'] = sys.modules['pytorch_lightning'] = None"
     for first, words in ((old, "needs Lightning 2.6 or newer, and this is lightning.pytorch 2.4.1"), (none, "which is not installed")):
         command = [sys.executable, "-c", f"{first}\nimport holdfast.integrations.lightning"]

@@ -38,7 +38,9 @@ def _lightning() -> Any:  # noqa: ANN401 (a module)
             continue
         version = str(getattr(package, "__version__", "0"))
         if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST:
-            raise ImportError(f"HoldfastCallback needs Lightning 2.6 or newer, and this is {name} {version}: pip install 'lightning>=2.6,<3'")
+            raise ImportError(
+                f"HoldfastCallback needs Lightning 2.6 or newer, and this is {name} {version}: pip install 'lightning>=2.6,<3'"
+            )
         return package
     raise ImportError("HoldfastCallback needs Lightning, which is not installed: pip install 'lightning>=2.6,<3'")
 

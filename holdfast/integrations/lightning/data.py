@@ -100,7 +100,9 @@ class Tracker:
     def restore(self, position: dict[str, Any]) -> None:
         """Let the next iterator begin at *position*. Raise ``RuntimeError`` if it is one of other loaders."""
         if len(position["sources"]) != len(self.sources):
-            raise RuntimeError(f"there are {len(self.sources)} training loaders, and there were {len(position['sources'])} before the fault")
+            raise RuntimeError(
+                f"there are {len(self.sources)} training loaders, and there were {len(position['sources'])} before the fault"
+            )
         for source, state in zip(self.sources, position["sources"], strict=True):
             source.restore(state)
         self._restored = position

@@ -95,9 +95,7 @@ class Fit:
         trainer, state = self._trainer, self._state
         state.check()
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-        self._session = session(
-            model=self._module, optimizer=list(trainer.optimizers), schedulers=schedulers, data=state, **self._options
-        )
+        self._session = session(model=self._module, optimizer=list(trainer.optimizers), schedulers=schedulers, data=state, **self._options)
         self._session.__enter__()
         self._session.stabilize_ddp(trainer.strategy.model)
         if self._session.step:

@@ -128,19 +128,10 @@ class RankState:
         Lightning's loops then begin the current epoch, as if all before it had been done here.
         """
         assert self.loaded is not None
-        trainer, state = self._trainer, self.loaded
-        fit_loop = trainer.fit_loop
-        for callback in trainer.callbacks:
-            if own := state["callbacks"].get(callback.state_key):
-                callback.load_state_dict(own)
-        if self._overrides("on_load_checkpoint"):
-            self._module.on_load_checkpoint({**self._hook_dict(), **state["module"]})
-        if trainer.datamodule is not None and state["datamodule"]:
-            trainer.datamodule.load_state_dict(state["datamodule"])
-        if state["precision"]:
-            trainer.precision_plugin.load_state_dict(state["precision"])
+        state, fit_loop = self.loaded, self._trainer.fit_loop
+        self._restore_users_objects(state)
         self._restore_counters(state)
-        trainer.should_stop = state["trainer"][0]
+        self._trainer.should_stop = state["trainer"][0]
         if state["data"] is None:
             return False
         fit_loop.setup_data()
@@ -157,19 +148,26 @@ class RankState:
             fit_loop._resuming_from_checkpoint = True  # the iterator of the data stays
         return within
 
+    def _restore_users_objects(self, state: dict[str, Any]) -> None:
+        """Restore the states of callbacks and hooks, as Lightning does from a checkpoint."""
+        trainer = self._trainer
+        for callback in trainer.callbacks:
+            if own := state["callbacks"].get(callback.state_key):
+                callback.load_state_dict(own)
+        if self._overrides("on_load_checkpoint"):
+            self._module.on_load_checkpoint({**self._hook_dict(), **state["module"]})
+        if trainer.datamodule is not None and state["datamodule"]:
+            trainer.datamodule.load_state_dict(state["datamodule"])
+        if state["precision"]:
+            trainer.precision_plugin.load_state_dict(state["precision"])
+
     def restore_loops(self) -> None:
         """Restore counters and logged values, between the start of the epoch and its next batch."""
         assert self.loaded is not None
         trainer, state, self.loaded = self._trainer, self.loaded, None
         fit_loop, connector = trainer.fit_loop, trainer._logger_connector
         self._restore_counters(state)
-        fetcher = fit_loop._data_fetcher
-        ahead = len(getattr(fetcher, "batches", ()))
-        fetcher.fetched = state["fetched"] + ahead
-        if hasattr(fetcher, "_batch_idx"):
-            fetcher._batch_idx = state["batch_idx"]
-        if fetcher.length is not None:
-            fetcher.done = fetcher.fetched >= fetcher.length
+        self._restore_fetcher(state)
         fit_loop._last_train_dl_reload_epoch, fit_loop.epoch_loop.val_loop._last_val_dl_reload_epoch = state["reloaded"]
         trainer.accumulate_grad_batches = state["trainer"][1]
         connector._first_loop_iter, connector._current_fx = state["connector"]
@@ -179,6 +177,18 @@ class RankState:
         for name, metric in self._metrics():
             if own := state["torchmetrics"].get(name):
                 _restore_metric(metric, own, self._module.device)
+        self._restore_module(state)
+
+    def _restore_fetcher(self, state: dict[str, Any]) -> None:
+        fetcher = self._trainer.fit_loop._data_fetcher
+        fetcher.fetched = state["fetched"] + len(getattr(fetcher, "batches", ()))
+        if hasattr(fetcher, "_batch_idx"):
+            fetcher._batch_idx = state["batch_idx"]
+        if fetcher.length is not None:
+            fetcher.done = fetcher.fetched >= fetcher.length
+
+    def _restore_module(self, state: dict[str, Any]) -> None:
+        """Restore the buffers that each rank has of its own, and which parts evaluate and which are frozen."""
         if state["buffers"] is not None:
             self._trainer.strategy.model.require_forward_param_sync = False
             for name, buffer in self._module.named_buffers():

@@ -153,4 +153,4 @@ for value in model.state_dict().values():
 told = {"model": digest.hexdigest(), "step": trainer.global_step, "epoch": trainer.current_epoch, "batches": model.batches}
 told |= {"rate": trainer.optimizers[0].param_groups[0]["lr"], "random": torch.rand(2).tolist(), "wait": early.wait_count}
 told |= {"metrics": {name: float(one) for name, one in trainer.callback_metrics.items()}, "best": float(best.best_model_score or 0)}
-(folder / f"told-{os.environ.get('RANK', 0)}.json").write_text(json.dumps(told))
+(folder / f"told-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(told))
