@@ -1,3 +1,4 @@
+# ruff: noqa: ANN401, ARG002 (the signatures of Lightning's hooks)
 """The callback: it checks whether this training can be resumed, and starts a session for it."""
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ UNSUPPORTED: Final = {
 """Callbacks of Lightning whose state a session cannot restore, by class; and why."""
 
 
-def _lightning() -> Any:  # noqa: ANN401 (a module)
+def _lightning() -> Any:
     """Return Lightning under the name by which the script has imported it. Raise ``ImportError`` without one that is new enough."""
     for name in sorted(PACKAGES, key=lambda name: name not in sys.modules):
         try:
@@ -76,7 +77,8 @@ class HoldfastCallback(_lightning().Callback):  # type: ignore[misc]  # a base c
         """Prepare to run ``fit`` under a session."""
         if stage != "fit" or not link().attached:
             return
-        self._check(trainer, pl_module)
+        _check_support(trainer)
+        _check_process(trainer)
         self._fit = Fit(trainer, pl_module, self._options)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -94,36 +96,41 @@ class HoldfastCallback(_lightning().Callback):  # type: ignore[misc]  # a base c
             self._fit.unwrap()
             self._fit = None
 
-    def _check(self, trainer: Any, module: Any) -> None:
-        """Refuse what could not be resumed. Raise ``RuntimeError``."""
-        for part in PARTS:
-            try:
-                attrgetter(part)(trainer)
-            except AttributeError:
-                raise RuntimeError(f"HoldfastCallback knows Lightning 2.6, and this one's Trainer has no {part}: install 2.6") from None
-        kinds = [kind.__name__ for kind in type(trainer.strategy).__mro__]
-        if not set(WHOLE) & set(kinds) or set(SHARDED) & set(kinds):
-            raise RuntimeError(
-                f"HoldfastCallback needs a strategy with which each rank holds the whole model (ddp, or one device), not {kinds[0]}: remove "
-                "the callback, and resume from Lightning's checkpoints"
-            )
-        for callback in trainer.callbacks:
-            found = [name for kind in type(callback).__mro__ if (name := kind.__name__) in UNSUPPORTED]
-            if found:
-                raise RuntimeError(f"HoldfastCallback cannot resume with {type(callback).__name__}: it {UNSUPPORTED[found[0]]}")
-        several = sum(isinstance(one, HoldfastCallback) for one in trainer.callbacks) > 1
-        if several or link().has_session:
-            raise RuntimeError(
-                "this process has a session of Holdfast already (a HoldfastCallback of this or another framework, an earlier fit, or "
-                "holdfast.session): one process can have one"
-            )
-        if membership() is not None:
-            raise RuntimeError(
-                "HoldfastCallback restores a Trainer's state, and the Trainer cannot repeat a step in its process: remove holdfast.join()"
-            )
-        size = int(os.environ.get("WORLD_SIZE") or 1)
-        if trainer.world_size != size:
-            raise RuntimeError(
-                f"the job has {size} ranks and the Trainer {trainer.world_size}: use devices=int(os.environ['LOCAL_WORLD_SIZE']) and "
-                "num_nodes=int(os.environ['WORLD_SIZE']) // int(os.environ['LOCAL_WORLD_SIZE'])"
-            )
+
+def _check_support(trainer: Any) -> None:
+    """Refuse a Trainer that could not be resumed. Raise ``RuntimeError``."""
+    for part in PARTS:
+        try:
+            attrgetter(part)(trainer)
+        except AttributeError:
+            raise RuntimeError(f"HoldfastCallback knows Lightning 2.6, and this one's Trainer has no {part}: install 2.6") from None
+    kinds = [kind.__name__ for kind in type(trainer.strategy).__mro__]
+    if not set(WHOLE) & set(kinds) or set(SHARDED) & set(kinds):
+        raise RuntimeError(
+            f"HoldfastCallback needs a strategy with which each rank holds the whole model (ddp, or one device), not {kinds[0]}: remove "
+            "the callback, and resume from Lightning's checkpoints"
+        )
+    for callback in trainer.callbacks:
+        found = [name for kind in type(callback).__mro__ if (name := kind.__name__) in UNSUPPORTED]
+        if found:
+            raise RuntimeError(f"HoldfastCallback cannot resume with {type(callback).__name__}: it {UNSUPPORTED[found[0]]}")
+
+
+def _check_process(trainer: Any) -> None:
+    """Refuse a second session, managed groups, and a Trainer with another number of ranks than the job. Raise ``RuntimeError``."""
+    several = sum(isinstance(one, HoldfastCallback) for one in trainer.callbacks) > 1
+    if several or link().has_session:
+        raise RuntimeError(
+            "this process has a session of Holdfast already (a HoldfastCallback of this or another framework, an earlier fit, or "
+            "holdfast.session): one process can have one"
+        )
+    if membership() is not None:
+        raise RuntimeError(
+            "HoldfastCallback restores a Trainer's state, and the Trainer cannot repeat a step in its process: remove holdfast.join()"
+        )
+    size = int(os.environ.get("WORLD_SIZE") or 1)
+    if trainer.world_size != size:
+        raise RuntimeError(
+            f"the job has {size} ranks and the Trainer {trainer.world_size}: use devices=int(os.environ['LOCAL_WORLD_SIZE']) and "
+            "num_nodes=int(os.environ['WORLD_SIZE']) // int(os.environ['LOCAL_WORLD_SIZE'])"
+        )

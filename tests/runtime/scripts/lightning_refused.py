@@ -63,7 +63,6 @@ found = {
     "twice": said(lambda: fit(HoldfastCallback(), HoldfastCallback())),
     "state": said(lambda: fit(HoldfastCallback(), Unsaveable())),
     "torn": said(lambda: fit(HoldfastCallback(), ckpt_path=folder / "torn.ckpt")),
-    "first": said(lambda: fit(HoldfastCallback())),
     "second": said(lambda: fit(HoldfastCallback())),
 }
 (folder / "told-0.json").write_text(json.dumps(found))
