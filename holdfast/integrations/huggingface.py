@@ -50,7 +50,10 @@ class HoldfastCallback(TrainerCallback):
             raise TypeError(f"HoldfastCallback needs the Trainer of transformers 5: this one has no {missing[0]}()")
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
             raise ValueError("HoldfastCallback supports models that each rank holds completely: FSDP and DeepSpeed are not supported yet")
-        if membership() is not None:
+        manager = membership()
+        if manager is not None and manager.replaces_init:
+            manager.decline("a Trainer cannot repeat a step in its process")
+        elif manager is not None:
             raise RuntimeError(
                 "HoldfastCallback restores a Trainer's state, and the Trainer cannot repeat a step in its process: remove holdfast.join()"
             )

@@ -43,6 +43,7 @@ from holdfast.runtime.snapshots.restore import SnapshotSource, from_memory
 from holdfast.runtime.snapshots.snapshotter import Snapshotter
 from holdfast.runtime.state import rng, tree, unmanaged
 from holdfast.runtime.state.training import Stateful, Training, unwrapped
+from holdfast.runtime.telemetry import integration_level
 from holdfast.runtime.telemetry.ddp_determinism import M, average_gradients, stabilize_all_ddp, stabilize_ddp, watch
 from holdfast.runtime.telemetry.progress import section
 from holdfast.runtime.telemetry.rank_status import answer_queries
@@ -154,6 +155,8 @@ class Session(AbstractContextManager["Session"]):
         start = time.monotonic()
         self._initialised_group = join(_device_of(self._training.model))
         self._world = World.current()
+        self._decline_repair()
+        integration_level.session_begins(grouped=self._world.size > 1)
         if self._world.grouped:
             atexit.register(wait_until_idle)
         if self._settings is not None and self._settings.every > 0 and (membership() is not None or self._world.size == 1):
@@ -178,6 +181,12 @@ class Session(AbstractContextManager["Session"]):
         link().mark("load", time.monotonic() - start)
         link().resumed(self.step, self.resumed_from, replica=self._from_replica)
         return self
+
+    def _decline_repair(self) -> None:
+        """Leave groups that the launcher manages unasked as they are after a fault, where repeating a step may not be right."""
+        manager = membership()
+        if manager is not None and manager.replaces_init and self._training.data is None and os.environ.get("HOLDFAST_GROUPS") != "managed":
+            manager.decline("the session has no `data`, so a repeated step might get another batch (`groups: managed` repairs them)")
 
     def _take_snapshots(self, config: SnapshotConfig) -> None:
         if self._training.optimizers:

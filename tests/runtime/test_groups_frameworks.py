@@ -56,17 +56,20 @@ def test_after_each_of_four_recoveries_there_is_one_main_process(job: Job, how: 
 
 @pytest.mark.timeout(240)
 def test_a_trainer_continues_after_faults_bit_equal(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """In the middle of an epoch and at its beginning: weights, learning rate, log and generators."""
+    """In the middle of an epoch and at its beginning: weights, learning rate, log and generators; also in groups made unasked."""
     chaos = [fault(1, "begin", 5), fault(0, "begin", 13, generation=2)]
     found = []
     for faults in ([], chaos):
-        flow = FlowDouble(workers, tmp_path_factory.mktemp("f"), "trainer_of_transformers", ranks=2, stride=1, chaos=faults, save=1).begin()
+        more: dict[str, Any] = {"groups": "auto"} if faults else {}
+        folder = tmp_path_factory.mktemp("f")
+        flow = FlowDouble(workers, folder, "trainer_of_transformers", ranks=2, stride=1, chaos=faults, save=1, **more).begin()
         for one in faults:
             flow.until_dead(one["rank"])
             flow.restart()
             assert flow.hear("resumed", one["rank"], generation=flow.generation)["step"] == one["step"] - 1
         ended = flow.finish()
         assert ended.status == [0, 0], flow.logs()
+        assert {"a Trainer cannot repeat a step" in one["text"] for one in flow.of("level")} == {bool(faults)}
         assert sorted(ended.losses[0]) == list(range(1, 19))
         found.append(ended)
         flow.close()
