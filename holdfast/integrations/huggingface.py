@@ -102,7 +102,7 @@ class HoldfastCallback(TrainerCallback):
         )
         self._session.__enter__()
         self._steps = self._session.steps(until=max_steps)
-        done = self._session.step
+        done = self._session.steps_done
         if not done:
             return begin
         trainer.state = TrainerState(**json.loads(self._extra["trainer"]))

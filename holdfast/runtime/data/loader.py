@@ -7,7 +7,7 @@ import hashlib
 import random
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -63,6 +63,8 @@ class Loader:
         self._taken = 0
         """Samples in the batches of this step, of all ranks."""
         self._base_seeds = torch.Generator()
+        self.before_batch: Callable[[], None] | None = None
+        """Called before a batch is drawn, but not where an epoch is found to have ended: a session begins its step."""
         self._resumable = self._make_resumable(loader)
 
     def __len__(self) -> int:
@@ -88,7 +90,34 @@ class Loader:
             if not self.endless:
                 return
 
+    @property
+    def length(self) -> int | None:
+        """Number of batches in an epoch; None where only the end of the epoch shows it."""
+        if self._order is None:  # the length of an IterableDataset is a guess
+            return None
+        try:
+            return len(self.loader)
+        except TypeError:
+            return None
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the epoch is known to have no batch left."""
+        length = self.length
+        return length is not None and self.consumed >= length
+
+    def leave_finished_epoch(self) -> None:
+        """Continue with the next epoch where this one has ended: the ranks that this process joins are at a batch of that one."""
+        if not self.endless and self.at_end:
+            self._end_epoch()
+
+    def announce_batch(self) -> None:
+        """Let a session begin its step, unless the epoch has ended: then code between two epochs follows, and no batch."""
+        if self.before_batch is not None and (self.endless or not self.at_end):
+            self.before_batch()
+
     def _next(self) -> Any:  # noqa: ANN401 (a batch, or the end of the epoch)
+        self.announce_batch()
         inner = self._open() if self._inner is None else self._inner
         window = process_waits()
         opened = self.loader.num_workers > 0 and window.enter("data")  # without workers this process itself does the work

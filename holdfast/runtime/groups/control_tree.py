@@ -96,12 +96,12 @@ class TreePeer:
         self.pump(0)
 
     def take(self, generation: int, number: int, kind: int) -> bytes | None:
-        """Return the body of a received frame, if it is there; drop frames of older exchanges."""
+        """Return the body of a received frame, if it is there; drop frames of older exchanges, except rank states sent after one."""
         for place, (when, count, what, body) in enumerate(self.frames):
             if (when, count, what) == (generation, number, kind):
                 del self.frames[place]
                 return body
-        self.frames = [frame for frame in self.frames if frame[:2] >= (generation, number)]
+        self.frames = [frame for frame in self.frames if frame[:2] >= (generation, number) or frame[2] == _FINAL_STATE]
         return None
 
     def close(self) -> None:
