@@ -193,10 +193,26 @@ class Session(AbstractContextManager["Session"]):
         if self._world is not None:
             raise RuntimeError("the session has begun already: for a loop of your own use `with holdfast.session(...).start() as session:`")
         self._until = _checked_until("start", until)
-        self._loop = UserLoop(self)
-        self._enter()
-        self._loop.begin()
+        self._prepare_loop()
+        self._begin_prepared_loop()
         return self
+
+    def _prepare_loop(self, obstacle: str = "") -> None:
+        """Restore the state for a loop that is not `steps`; *obstacle*: why it cannot repeat a step, where that is known."""
+        self._loop = UserLoop(self, obstacle)
+        self._enter()
+
+    def _begin_prepared_loop(self) -> None:
+        assert self._loop is not None
+        self._loop.begin()
+
+    def _continue_after(self, step: int, source: Path | None) -> None:
+        """Continue after *step* with a state that was not restored here, but by a framework from *source*."""
+        self.steps_done = self._tried = step
+        self.loss, self._generators, self.resumed_from = None, None, source
+        if self._recovery is not None:
+            self._recovery.live = step
+        link().resumed(step, source)
 
     def step(self, loss: Tensor | float | None = None, *, samples: int | None = None, tokens: int | None = None) -> bool:
         """End a step of the script's own loop: report it with its loss and size, and save a checkpoint when one is due.

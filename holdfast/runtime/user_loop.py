@@ -37,7 +37,7 @@ class StepNotRepeatable(dist.DistNetworkError):
 class UserLoop:
     """The steps of a loop that the script writes itself."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, obstacle: str = "") -> None:
         self._session = session
         data = session._training.data  # noqa: SLF001 (as all uses here: this is a part of the session)
         self._loader = data if isinstance(data, Loader) else None
@@ -45,7 +45,7 @@ class UserLoop:
         """The current step; None between two steps, and before the first."""
         self._warm_up = 0
         """Number of steps that a process without a rank still computes to warm up."""
-        self.obstacle = ""
+        self.obstacle = obstacle
         """Why a step that does not count cannot be repeated in its process."""
 
     def begin(self) -> None:
@@ -53,10 +53,12 @@ class UserLoop:
         session, recovery = self._session, self._session._recovery  # noqa: SLF001
         self._warm_up = session._begin_loop()  # noqa: SLF001
         if recovery is not None:
-            self.obstacle = self._find_obstacle()
+            self.obstacle = self.obstacle or self._find_obstacle()
             self._report_obstacle(new=recovery.new)
             dry_run = recovery.membership.dry_run
             recovery.warming_up = dry_run is not None and dry_run.hot_spare is not None
+            if self.obstacle:  # this one will not be given a rank: it need not warm up
+                self.leave_warm_up()
             if recovery.new and not recovery.warming_up:
                 self._recover()
         if self._loader is None:
@@ -107,7 +109,10 @@ class UserLoop:
 
     def end_step(self, loss: Tensor | float | None, size: StepSize) -> bool:
         """End the current step; return whether it counts."""
-        session, step = self._session, self._step
+        session = self._session
+        if self._loader is None:
+            self.begin_step()
+        step = self._step
         if step is None:
             raise RuntimeError(
                 f"step {session.steps_done + 1} took no batch from the session's Loader: call session.step(loss) once for each batch, or "
@@ -121,7 +126,7 @@ class UserLoop:
         counts = session.steps_done == step.number
         if self.obstacle and not counts:
             raise StepNotRepeatable(step.number, self.obstacle)
-        if self._loader is None:
+        if self._loader is None and session.steps_done != session._until:  # noqa: SLF001
             self._begin_step()
         return counts
 
