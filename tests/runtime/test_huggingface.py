@@ -5,15 +5,27 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from holdfast.integrations.huggingface.checkpoints import problem_of
 from tests.runtime.chaos import fault
 from tests.runtime.flow_double import Ended, FlowDouble, Workers
 
 STEPS = 18
 
 Train = Callable[..., FlowDouble]
+
+DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "model.safetensors is missing": ("model.safetensors", Path.unlink),
+    "model.safetensors is cut off": ("model.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-1])),
+    "scheduler.pt is missing": ("scheduler.pt", Path.unlink),
+    "rng_state_1.pth is missing": ("rng_state_1.pth", Path.unlink),
+    "trainer_state.json is missing or damaged": ("trainer_state.json", lambda path: path.write_text(path.read_text()[:-9])),
+    "trainer_state.json is of step 3": ("trainer_state.json", lambda path: path.write_text('{"global_step": 3}')),
+}
+"""What may be wrong with a checkpoint of the Trainer: the file, and how it came to that."""
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +117,40 @@ def test_a_torn_checkpoint_of_the_trainer_is_left_out(train: Train) -> None:
     assert "checkpoint-9 of the Trainer is not complete and is left out: optimizer.pt is cut off" in log
     assert "checkpoint-6 of the Trainer is not complete and is left out: checkpoint-is-incomplete.txt" in log
     assert json.loads((output / "checkpoint-18" / "trainer_state.json").read_text())["global_step"] == STEPS
+    for problem, (name, damage) in DAMAGES.items():
+        copy = flow.folder / "copy" / "checkpoint-18"
+        shutil.copytree(output / "checkpoint-18", copy)
+        assert problem_of(copy, 2) == ""
+        damage(copy / name)
+        assert problem_of(copy, 2) == problem
+        shutil.rmtree(copy)
     undisturbed = train(*options).finish()
     assert [one["model"] for one in undisturbed.told] == [one["model"] for one in ended.told]
     assert undisturbed.losses == ended.losses
+
+
+def test_outside_of_a_job_the_callback_does_nothing(trainers: Workers, tmp_path: Path, undisturbed_training: Ended) -> None:
+    """The same training, and nothing is sent, saved or restored."""
+    flow = FlowDouble(trainers, tmp_path, "trainer_of_transformers", ranks=2, stride=1)
+    flow._given["HOLDFAST_SOCKET"] = ""
+    ended = flow.begin().finish()
+    assert ended.status == [0, 0], flow.logs()
+    assert ended.told == undisturbed_training.told
+    assert flow.heard == []
+    assert not (tmp_path / "checkpoints").exists()
+    flow.close()
+
+
+def test_a_mistake_with_the_callback_is_one_sentence(trainers: Workers, tmp_path: Path) -> None:
+    """A batch size that may change, a second training, and a session of the script's own; a callback that is added late works."""
+    flow = FlowDouble(trainers, tmp_path, "wrong_trainers", ranks=1, stride=1).begin()
+    ended = flow.finish()
+    assert ended.status == [0], flow.logs()
+    assert ended.told[0] == {
+        "batch size": "ValueError: HoldfastCallback needs one batch size for the whole training: set per_device_train_batch_size, "
+        "and leave out auto_find_batch_size",
+        "twice": "RuntimeError: HoldfastCallback supports one training: create another Trainer, in another process, for the next",
+        "two sessions": "RuntimeError: HoldfastCallback has a session of its own: remove the script's holdfast.session, or the callback",
+    }
+    assert sorted(ended.losses[0]) == [1, 2]
+    flow.close()
