@@ -42,7 +42,7 @@ from holdfast.runtime.snapshots.reports import ProfileFile, StatsReporter
 from holdfast.runtime.snapshots.restore import SnapshotSource, from_memory
 from holdfast.runtime.snapshots.snapshotter import Snapshotter
 from holdfast.runtime.state import rng, tree, unmanaged
-from holdfast.runtime.state.training import Stateful, Training, unwrapped
+from holdfast.runtime.state.training import Stateful, Training, unwrapped, unwrapped_optimizer
 from holdfast.runtime.telemetry.ddp_determinism import M, average_gradients, stabilize_all_ddp, stabilize_ddp, watch
 from holdfast.runtime.telemetry.progress import section
 from holdfast.runtime.telemetry.rank_status import answer_queries
@@ -768,7 +768,7 @@ def session(  # noqa: PLR0913 (each is one thing of the user's, all but the firs
 
     Args:
         model: Module to train, wrapped (DDP) or not. Checkpoints use the parameter names of the unwrapped module.
-        optimizer: One optimizer, or a sequence.
+        optimizer: One optimizer, or a sequence; what Accelerate has prepared, or its original.
         schedulers: One learning rate scheduler, or a sequence: objects with ``state_dict`` and ``load_state_dict``.
         data: A `Loader`, or another object with ``state_dict`` and ``load_state_dict``. Its state is saved for each rank.
         extra: Other objects with ``state_dict`` and ``load_state_dict``, or plain values, by name; equal on all ranks. A resume writes
@@ -785,11 +785,19 @@ def session(  # noqa: PLR0913 (each is one thing of the user's, all but the firs
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: ``save_every`` or ``keep`` is not a whole number, or is too small.
+        ValueError: ``save_every`` or ``keep`` is not a whole number, or is too small; or managed groups with an optimizer that Accelerate
+            has prepared for ``fp16``.
     """
+    optimizers = _several("optimizer", optimizer, Optimizer)
+    if membership() is not None and any(
+        getattr(one, "scaler", None) is not None and unwrapped_optimizer(one) is not one for one in optimizers
+    ):
+        raise ValueError(
+            "managed groups do not support the optimizer that Accelerate prepares for mixed_precision='fp16': use 'bf16', or torch's groups"
+        )
     training = Training(
         model=unwrapped(_instance("model", model, nn.Module)),
-        optimizers=_several("optimizer", optimizer, Optimizer),
+        optimizers=tuple(map(unwrapped_optimizer, optimizers)),
         schedulers=_several("schedulers", schedulers, Stateful),
         data=None if data is None else _instance("data", data, Stateful),
         extra={} if extra is None else _instance("extra", extra, MutableMapping),
