@@ -113,6 +113,8 @@ class Loader:
     def leave_finished_epoch(self) -> None:
         """Continue with the next epoch where this one has ended: the ranks that this process joins are at a batch of that one."""
         if not self.endless and self.at_end:
+            if self._inner is None:
+                self._open()  # the order of the finished epoch was drawn from the generators: that of the next one follows it
             self._end_epoch()
 
     def announce_batch(self) -> None:
