@@ -114,7 +114,7 @@ class Loader:
         """Continue with the next epoch where this one has ended: the ranks that this process joins are at a batch of that one."""
         if not self.endless and self.at_end:
             if self._inner is None:
-                self._open()  # the order of the finished epoch was drawn from the generators: that of the next one follows it
+                next(self._open(), None)  # what the finished epoch drew from the generators: the order of the next one follows it
             self._end_epoch()
 
     def announce_batch(self) -> None:
