@@ -22,7 +22,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.manual_seed(1)
     holdfast.join()
-    accelerator = Accelerator(gradient_accumulation_steps=2)
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), gradient_accumulation_steps=2)  # it looks for GPUs only
     x = torch.rand(4096, 8)
     dataset = TensorDataset(x, x.sin().sum(dim=1, keepdim=True))
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))

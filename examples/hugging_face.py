@@ -43,6 +43,7 @@ def main() -> None:
         per_device_train_batch_size=8,
         gradient_accumulation_steps=2,
         learning_rate=1e-3,
+        use_cpu=not torch.cuda.is_available(),
         eval_strategy="epoch",
         save_strategy="epoch",
         report_to=[],
