@@ -351,7 +351,7 @@ class ControlTree:
         for rank in self.protected_ranks:
             peer = self.peers.get(rank)
             size = -1
-            while peer is not None and not peer.error and size != len(peer.buffer) + len(peer.frames):
+            while peer is not None and size != len(peer.buffer) + len(peer.frames):  # also where sending has failed: it sent before
                 size = len(peer.buffer) + len(peer.frames)
                 peer.pump(select.POLLIN)
             for generation, _, kind, body in [] if peer is None else sorted(peer.frames, key=lambda one: one[1]):
