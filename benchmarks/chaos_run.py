@@ -22,9 +22,9 @@ from sqlmodel import select
 from benchmarks.havoc import DISK_BYTES, KINDS, LONGEST, Havoc
 from benchmarks.measuring import spread
 from benchmarks.steered import Steered
-from detectors.groups import REPLACE_RANKS_FAILED
-from detectors.progress import OVERRUN
 from holdfast.accounting import losses as accounts
+from holdfast.detectors.groups import REPLACE_RANKS_FAILED
+from holdfast.detectors.progress import OVERRUN
 from holdfast.history import cordons, models, queries
 
 NODES: Final = 4

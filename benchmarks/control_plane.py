@@ -51,7 +51,7 @@ class Takeovers:
         job, times = Job(self.place / f"takeover-{name}", self.history, args=[*TRAINING, "--rest", "0.05"]), list[float]()
         spec = job.place / "spec.json"
         spec.write_text(json.dumps({**job.described, "standby": True}))
-        flows = [host.program(f"flow-{name}", sys.executable, "-m", "flows.training_job", str(spec)) for host in self.hosts]
+        flows = [host.program(f"flow-{name}", sys.executable, "-m", "holdfast.flows.training_job", str(spec)) for host in self.hosts]
         flows[0].begin()
         wait_for(lambda: job.step() > 0, "the first step", every=0.1, seconds=LONGEST)
         flows[1].begin()

@@ -40,10 +40,10 @@ from typing import Any, Final
 from benchmarks import steps
 from benchmarks.measuring import ROOT, prefect, spread, wait_for
 from benchmarks.real_job import Job
-from detectors.all_kinds import CATALOGUE
-from detectors.evidence import LogLine
 from holdfast.classify import classify
 from holdfast.cli.commands.analyse.classify import json_lines
+from holdfast.detectors.all_kinds import CATALOGUE
+from holdfast.detectors.evidence import LogLine
 from holdfast.history import models, queries
 from holdfast.process import NODE_MARK, marked
 

@@ -80,7 +80,7 @@ class Job:
         environment = environment | {"HOLDFAST_HOME": str(home), "PREFECT_LOGGING_LEVEL": "WARNING"}
         self.history = History.open(f"sqlite:///{home / 'history.db'}")
         with (place / "flow.log").open("wb") as out:
-            command = [sys.executable, "-m", "flows.training_job", str(place / "spec.json")]
+            command = [sys.executable, "-m", "holdfast.flows.training_job", str(place / "spec.json")]
             self._flow = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
         self._chaos = Chaos(self._nodes, self.history, "bench")
         try:

@@ -114,7 +114,7 @@ def holdfast_round(place: Path, environment: dict[str, str]) -> Round:
     log = home / "jobs" / "bench" / "logs" / "rank-0.log"
     clock = StepClock(lambda: log)
     with (place / "flow.log").open("wb") as out:
-        command = [sys.executable, "-m", "flows.training_job", str(spec)]
+        command = [sys.executable, "-m", "holdfast.flows.training_job", str(spec)]
         flow = subprocess.Popen(command, env=environment | {"HOLDFAST_HOME": str(home)}, stdout=out, stderr=out)
     try:
         wait_for(lambda: any(step >= KILL_AT for step, _ in clock.seen), "Holdfast's step to kill at")

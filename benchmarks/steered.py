@@ -55,7 +55,7 @@ class Steered(Watched):
 
     def begin_flow(self) -> None:
         """Start a flow; it reattaches to the job when that runs already."""
-        command = [sys.executable, "-m", "flows.training_job", str(self.place / "spec.json")]
+        command = [sys.executable, "-m", "holdfast.flows.training_job", str(self.place / "spec.json")]
         with (self.place / "flow.log").open("ab") as out:
             self.flow = subprocess.Popen(command, env=self._environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
 

@@ -33,10 +33,10 @@ from typing import Any, Final
 
 from benchmarks.measuring import figure, wait_for
 from benchmarks.ssh_nodes import PORT, address
-from detectors.codec import packed
-from detectors.readings import NodeReading
 from holdfast.cluster.ssh import SshSweeper
 from holdfast.cluster.ssh.sweeper import MAX_THREADS
+from holdfast.detectors.codec import packed
+from holdfast.detectors.readings import NodeReading
 from holdfast.probe.readers.local import read_node
 from holdfast.spec import SshCluster, cluster_of
 from tests.ssh.sshd import Sshd, key_at

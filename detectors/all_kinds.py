@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
-from detectors import diagnosis, logs
-from detectors.catalogue import CATALOGUE, Area, FaultKind
-from detectors.evidence import LogLine, Sample
+from holdfast.detectors import diagnosis, logs
+from holdfast.detectors.catalogue import CATALOGUE, Area, FaultKind
+from holdfast.detectors.evidence import LogLine, Sample
 
 __all__ = ["CATALOGUE", "by_area", "by_place", "diagnosis", "logs", "words_of"]
 

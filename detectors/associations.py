@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from detectors.catalogue import AREAS, CATALOGUE, Area, Attribution, RecommendedAction
+from holdfast.detectors.catalogue import AREAS, CATALOGUE, Area, Attribution, RecommendedAction
 
 PLACE: Final = Path(__file__).with_name("associations.toml")
 _FIELDS: Final = frozenset({"kinds", "components", "areas", "recommended_actions", "attributions", "groups", "but"})

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, ParamSpec
 
-from detectors.evidence import LogLine, Sample
+from holdfast.detectors.evidence import LogLine, Sample
 
 
 class RecommendedAction(StrEnum):

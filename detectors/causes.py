@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
-from detectors.associations import ASSOCIATIONS, Association, Scope, belongs, between
-from detectors.catalogue import CATALOGUE_ACTIONS, Fault, RecommendedActions
+from holdfast.detectors.associations import ASSOCIATIONS, Association, Scope, belongs, between
+from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, Fault, RecommendedActions
 
 MOST: Final = 16
 """Maximum number of candidates: faults of ten thousand ranks are not compared pairwise."""

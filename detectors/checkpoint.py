@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from detectors.catalogue import Attribution, Fault, RecommendedAction, fault_kind
-from detectors.evidence import CheckpointFailure, Evidence, HangLimits, MemstoreFailure, Sample, WorkerExit
+from holdfast.detectors.catalogue import Attribution, Fault, RecommendedAction, fault_kind
+from holdfast.detectors.evidence import CheckpointFailure, Evidence, HangLimits, MemstoreFailure, Sample, WorkerExit
 
 Row = tuple[str, str, RecommendedAction, str]
 """Kind, title, recommended action, advice."""

@@ -16,7 +16,7 @@ from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Final, Generic, TypeVar
 
-from detectors.evidence import Unknown
+from holdfast.detectors.evidence import Unknown
 
 BLIND: Final = "blind"
 """The only key of an object that stands for `Unknown`."""

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from detectors.associations import ASSOCIATIONS, Accused, Family, Repeats, Shared, traits_of
-from detectors.catalogue import CATALOGUE, Attribution, Fault, RecommendedAction, fault_kind
-from detectors.causes import device_in, device_of, peers_in
-from detectors.evidence import LogLine, Sample
-from detectors.gpu_readings import Xid, XidEvent
+from holdfast.detectors.associations import ASSOCIATIONS, Accused, Family, Repeats, Shared, traits_of
+from holdfast.detectors.catalogue import CATALOGUE, Attribution, Fault, RecommendedAction, fault_kind
+from holdfast.detectors.causes import device_in, device_of, peers_in
+from holdfast.detectors.evidence import LogLine, Sample
+from holdfast.detectors.gpu_readings import Xid, XidEvent
 
 if TYPE_CHECKING:
-    from detectors.diagnosis import PastFailure
+    from holdfast.detectors.diagnosis import PastFailure
 
 _MAX_SEARCHED: Final = 256
 """Maximum number of faults to search for peers that do not answer."""

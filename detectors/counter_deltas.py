@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from detectors.evidence import Unknown
-from detectors.findings import grown
-from detectors.health import label
-from detectors.readings import NodeReading
+from holdfast.detectors.evidence import Unknown
+from holdfast.detectors.findings import grown
+from holdfast.detectors.health import label
+from holdfast.detectors.readings import NodeReading
 
 COUNTS_ERRORS: Final = re.compile(
     r"err|drop|discard|crc|replay|retr|timeout|fail|lost|overrun|missed|corrected|violation|down|recover|throttl|oom|retired|bit|symbol"

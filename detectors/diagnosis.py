@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from detectors.associations import ASSOCIATIONS, follows_step, script_rule, settle_rule
-from detectors.catalogue import CATALOGUE_ACTIONS, Attribution, Fault, RecommendedAction, RecommendedActions, fault_kind
-from detectors.causes import NEGLIGIBLE, Candidate, candidates, device_of, explained
-from detectors.checkpoint import see_checkpoint_failure, see_memory
-from detectors.correlation import inferred
-from detectors.evidence import (
+from holdfast.detectors.associations import ASSOCIATIONS, follows_step, script_rule, settle_rule
+from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, Attribution, Fault, RecommendedAction, RecommendedActions, fault_kind
+from holdfast.detectors.causes import NEGLIGIBLE, Candidate, candidates, device_of, explained
+from holdfast.detectors.checkpoint import see_checkpoint_failure, see_memory
+from holdfast.detectors.correlation import inferred
+from holdfast.detectors.evidence import (
     AgentUnreachable,
     CheckpointFailure,
     Evidence,
@@ -43,17 +43,17 @@ from detectors.evidence import (
     WorkerExit,
     WorkerStop,
 )
-from detectors.gpu_readings import XidEvent
-from detectors.groups import see_group_failure, see_replace_ranks_failure
-from detectors.health import see_growth, see_reading
-from detectors.losses import see_frozen_parameters, see_losses, see_non_finite_loss, see_replica_digests
-from detectors.node import see_agent_unreachable, see_leaving, see_partition, see_scheduler_state
-from detectors.process import see_exit, see_start, see_stop
-from detectors.progress import see_cut_short, see_overrun, see_progress
-from detectors.readings import CounterGrowth, NodeReading, Reading
-from detectors.sources import source_of
-from detectors.stragglers import see_step_breakdowns, see_step_times
-from detectors.xids import see_xid
+from holdfast.detectors.gpu_readings import XidEvent
+from holdfast.detectors.groups import see_group_failure, see_replace_ranks_failure
+from holdfast.detectors.health import see_growth, see_reading
+from holdfast.detectors.losses import see_frozen_parameters, see_losses, see_non_finite_loss, see_replica_digests
+from holdfast.detectors.node import see_agent_unreachable, see_leaving, see_partition, see_scheduler_state
+from holdfast.detectors.process import see_exit, see_start, see_stop
+from holdfast.detectors.progress import see_cut_short, see_overrun, see_progress
+from holdfast.detectors.readings import CounterGrowth, NodeReading, Reading
+from holdfast.detectors.sources import source_of
+from holdfast.detectors.stragglers import see_step_breakdowns, see_step_times
+from holdfast.detectors.xids import see_xid
 
 _BROKEN = WorkerException(type="ValueError", message="bad shape", traceback='File "train.py", line 3, in <module>')
 
@@ -92,7 +92,7 @@ _NO_NAME: Final[Mapping[str, str]] = {}
 
 
 def _see_line(seen: LogLine, limits: HangLimits) -> Fault | None:
-    from detectors.logs import see_line  # noqa: PLC0415 (loads a thousand signatures, only if there are lines)
+    from holdfast.detectors.logs import see_line  # noqa: PLC0415 (loads a thousand signatures, only if there are lines)
 
     return see_line(seen, limits)
 

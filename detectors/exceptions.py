@@ -6,10 +6,10 @@ import errno
 from functools import partial
 from typing import Final
 
-from detectors.catalogue import Attribution, Fault, RecommendedAction, fault_kind
-from detectors.evidence import Sample, WorkerException, WorkerExit
-from detectors.sources import exception_report
-from detectors.tracebacks import places_in
+from holdfast.detectors.catalogue import Attribution, Fault, RecommendedAction, fault_kind
+from holdfast.detectors.evidence import Sample, WorkerException, WorkerExit
+from holdfast.detectors.sources import exception_report
+from holdfast.detectors.tracebacks import places_in
 
 ERRNO_3: Final = "https://man7.org/linux/man-pages/man3/errno.3.html"
 FINISHED: Final = Sample(WorkerExit(node="n0", rank=0, at=0.0, code=0, finished=True, step=9))

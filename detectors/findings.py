@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from detectors.evidence import Unknown
+from holdfast.detectors.evidence import Unknown
 
 P = TypeVar("P")
 

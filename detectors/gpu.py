@@ -6,11 +6,23 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
-from detectors.catalogue import Attribution, RecommendedAction, fault_kind
-from detectors.evidence import Sample, Unknown
-from detectors.findings import MINUTE, SECOND, FaultFinding, ReadingPair, above, grown
-from detectors.gpu_readings import Clocks, Ecc, Fabric, Gpu, GpuProcess, GpuReading, NvLink, Pcie, Power, RemappedRows, RetiredPages
-from detectors.readings import CounterGrowth, NodeReading
+from holdfast.detectors.catalogue import Attribution, RecommendedAction, fault_kind
+from holdfast.detectors.evidence import Sample, Unknown
+from holdfast.detectors.findings import MINUTE, SECOND, FaultFinding, ReadingPair, above, grown
+from holdfast.detectors.gpu_readings import (
+    Clocks,
+    Ecc,
+    Fabric,
+    Gpu,
+    GpuProcess,
+    GpuReading,
+    NvLink,
+    Pcie,
+    Power,
+    RemappedRows,
+    RetiredPages,
+)
+from holdfast.detectors.readings import CounterGrowth, NodeReading
 
 NVML: Final = "https://docs.nvidia.com/deploy/nvml-api/"
 _BUS: Final = "0000:18:00.0"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from detectors.evidence import NOT_REQUESTED, Number, Unknown
+from holdfast.detectors.evidence import NOT_REQUESTED, Number, Unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from detectors.catalogue import Attribution, Fault, RecommendedAction, fault_kind
-from detectors.evidence import GroupFailure, HangLimits, ReplaceRanksFailure, Sample
-from detectors.exceptions import FINISHED
+from holdfast.detectors.catalogue import Attribution, Fault, RecommendedAction, fault_kind
+from holdfast.detectors.evidence import GroupFailure, HangLimits, ReplaceRanksFailure, Sample
+from holdfast.detectors.exceptions import FINISHED
 
 GROUP_BROKEN: Final = fault_kind(
     id="group-broken",

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
-from detectors.catalogue import Attribution, RecommendedAction, fault_kind
-from detectors.evidence import GroupProgress, PendingOperation, Progress, RankProgress, RankStatus, Sample
+from holdfast.detectors.catalogue import Attribution, RecommendedAction, fault_kind
+from holdfast.detectors.evidence import GroupProgress, PendingOperation, Progress, RankProgress, RankStatus, Sample
 
 STUCK_SECONDS: Final = 1.0
 """Seconds after which an operation that all ranks have started is stuck (ours)."""

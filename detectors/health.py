@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from detectors.catalogue import Fault
-from detectors.evidence import NOT_REQUESTED, HangLimits, Unknown
-from detectors.findings import THRESHOLDS, FaultFinding, ReadingPair, Thresholds
-from detectors.gpu import judge_gpus
-from detectors.host import REBOOTED, judge_clock, judge_host, judge_processes, judge_services
-from detectors.network import judge_network
-from detectors.readings import CounterGrowth, KernelLine, KernelReading, NodeReading
-from detectors.storage import judge_storage
+from holdfast.detectors.catalogue import Fault
+from holdfast.detectors.evidence import NOT_REQUESTED, HangLimits, Unknown
+from holdfast.detectors.findings import THRESHOLDS, FaultFinding, ReadingPair, Thresholds
+from holdfast.detectors.gpu import judge_gpus
+from holdfast.detectors.host import REBOOTED, judge_clock, judge_host, judge_processes, judge_services
+from holdfast.detectors.network import judge_network
+from holdfast.detectors.readings import CounterGrowth, KernelLine, KernelReading, NodeReading
+from holdfast.detectors.storage import judge_storage
 
 JUDGES: Final[Mapping[str, Callable[[ReadingPair[Any]], Iterator[FaultFinding]]]] = {
     "gpus": judge_gpus,
@@ -71,7 +71,7 @@ def _told(now: NodeReading, before: NodeReading | None, limits: Thresholds) -> I
     lines = list(_new_lines(now, before, limits))
     if not lines:
         return
-    from detectors.kernel_lines import finding_of  # noqa: PLC0415 (a thousand signatures: only who has lines reads them)
+    from holdfast.detectors.kernel_lines import finding_of  # noqa: PLC0415 (a thousand signatures: only who has lines reads them)
 
     yield from (seen for line in lines if (seen := finding_of(line)) is not None)
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
-from detectors.catalogue import Attribution, RecommendedAction, fault_kind
-from detectors.evidence import Sample, Unknown
-from detectors.findings import HOUR, MINUTE, FaultFinding, ReadingPair, above, grown
-from detectors.readings import (
+from holdfast.detectors.catalogue import Attribution, RecommendedAction, fault_kind
+from holdfast.detectors.evidence import Sample, Unknown
+from holdfast.detectors.findings import HOUR, MINUTE, FaultFinding, ReadingPair, above, grown
+from holdfast.detectors.readings import (
     ClockReading,
     CounterGrowth,
     HostReading,

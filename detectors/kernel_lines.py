@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from detectors import logs, storage, xids
-from detectors.findings import FaultFinding
-from detectors.readings import KernelLine
+from holdfast.detectors import logs, storage, xids
+from holdfast.detectors.findings import FaultFinding
+from holdfast.detectors.readings import KernelLine
 
 WARNING: Final = 4
 """Kernel log level from which on the heuristic about words applies; less severe lines need a matching signature."""

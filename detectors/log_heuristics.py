@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from detectors.catalogue import Attribution, RecommendedAction, fault_kind
-from detectors.evidence import LogLine, Sample
+from holdfast.detectors.catalogue import Attribution, RecommendedAction, fault_kind
+from holdfast.detectors.evidence import LogLine, Sample
 
 
 def _any_of(words: str) -> str:

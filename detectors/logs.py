@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from detectors.catalogue import Fault
-from detectors.evidence import HangLimits, LogLine
-from detectors.log_heuristics import kind_by_words
-from detectors.signatures import SIGNATURES
+from holdfast.detectors.catalogue import Fault
+from holdfast.detectors.evidence import HangLimits, LogLine
+from holdfast.detectors.log_heuristics import kind_by_words
+from holdfast.detectors.signatures import SIGNATURES
 
 LONGEST: Final = 16384
 """Maximum number of characters to match in a line."""

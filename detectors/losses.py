@@ -9,9 +9,9 @@ from math import isfinite
 from statistics import median
 from typing import Final
 
-from detectors.catalogue import Attribution, Fault, RecommendedAction, fault_kind
-from detectors.evidence import FrozenParameters, HangLimits, LossHistory, NonFiniteLoss, ReplicaDigests, Sample
-from detectors.robust_stats import jitter
+from holdfast.detectors.catalogue import Attribution, Fault, RecommendedAction, fault_kind
+from holdfast.detectors.evidence import FrozenParameters, HangLimits, LossHistory, NonFiniteLoss, ReplicaDigests, Sample
+from holdfast.detectors.robust_stats import jitter
 
 WINDOW: Final = 64
 """Number of losses before a spike to compare it with."""

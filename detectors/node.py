@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from detectors.catalogue import Attribution, Fault, RecommendedAction, fault_kind
-from detectors.evidence import AgentUnreachable, HangLimits, NodeLeaving, NodePartitioned, Sample, SchedulerNodeState, Unknown
+from holdfast.detectors.catalogue import Attribution, Fault, RecommendedAction, fault_kind
+from holdfast.detectors.evidence import AgentUnreachable, HangLimits, NodeLeaving, NodePartitioned, Sample, SchedulerNodeState, Unknown
 
 _GONE: Final = "its connection ended"
 

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Final
 
-from detectors.associations import ASSOCIATIONS, traits_of
-from detectors.catalogue import Fault
-from detectors.evidence import HangLimits, WorkerExit
-from detectors.exceptions import EXCEPTION, kind_of
-from detectors.log_heuristics import OTHERS, UNKNOWN
-from detectors.logs import judge
-from detectors.process import EXIT_CODE, OTHER_SIGNAL, TELLS, see_exit
-from detectors.sources import exception_report, worker_output
-from detectors.tracebacks import raised_in
+from holdfast.detectors.associations import ASSOCIATIONS, traits_of
+from holdfast.detectors.catalogue import Fault
+from holdfast.detectors.evidence import HangLimits, WorkerExit
+from holdfast.detectors.exceptions import EXCEPTION, kind_of
+from holdfast.detectors.log_heuristics import OTHERS, UNKNOWN
+from holdfast.detectors.logs import judge
+from holdfast.detectors.process import EXIT_CODE, OTHER_SIGNAL, TELLS, see_exit
+from holdfast.detectors.sources import exception_report, worker_output
+from holdfast.detectors.tracebacks import raised_in
 
 LINES: Final = 40
 """Number of last output lines to match."""

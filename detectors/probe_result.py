@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from detectors.evidence import Unknown
-from detectors.readings import NodeReading
+from holdfast.detectors.evidence import Unknown
+from holdfast.detectors.readings import NodeReading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

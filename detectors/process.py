@@ -8,12 +8,12 @@ import signal
 from functools import partial
 from typing import Final
 
-from detectors.catalogue import Attribution, Fault, RecommendedAction, fault_kind
-from detectors.evidence import HangLimits, Sample, StartFailure, Unknown, WorkerExit, WorkerStop
-from detectors.exceptions import FINISHED, PEER_LOST, an_exit, see_exception
-from detectors.log_heuristics import TROUBLE
-from detectors.sources import worker_output
-from detectors.tracebacks import aborted_for_lost_peer, raised_in
+from holdfast.detectors.catalogue import Attribution, Fault, RecommendedAction, fault_kind
+from holdfast.detectors.evidence import HangLimits, Sample, StartFailure, Unknown, WorkerExit, WorkerStop
+from holdfast.detectors.exceptions import FINISHED, PEER_LOST, an_exit, see_exception
+from holdfast.detectors.log_heuristics import TROUBLE
+from holdfast.detectors.sources import worker_output
+from holdfast.detectors.tracebacks import aborted_for_lost_peer, raised_in
 
 SIGNAL_7: Final = "https://man7.org/linux/man-pages/man7/signal.7.html"
 

@@ -9,9 +9,9 @@ from math import isfinite
 from statistics import median
 from typing import Final
 
-from detectors.catalogue import Attribution, Fault, FaultKind, RecommendedAction, fault_kind
-from detectors.evidence import HangLimits, InterruptedRecovery, Progress, RankProgress, RecoveryTimeout, Sample
-from detectors.hang_analysis import CIRCLE, MISMATCH, STUCK, HangFinding, explain, numbered
+from holdfast.detectors.catalogue import Attribution, Fault, FaultKind, RecommendedAction, fault_kind
+from holdfast.detectors.evidence import HangLimits, InterruptedRecovery, Progress, RankProgress, RecoveryTimeout, Sample
+from holdfast.detectors.hang_analysis import CIRCLE, MISMATCH, STUCK, HangFinding, explain, numbered
 
 WINDOW: Final = 64
 """Number of newest steps for the adaptive limit."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from detectors.evidence import NOT_REQUESTED, Number, Unknown
-from detectors.gpu_readings import GpuReading, XidEvent
+from holdfast.detectors.evidence import NOT_REQUESTED, Number, Unknown
+from holdfast.detectors.gpu_readings import GpuReading, XidEvent
 
 Counters = dict[str, int]
 """Counter name to value, only those that the node has."""

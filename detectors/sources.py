@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from detectors.evidence import (
+from holdfast.detectors.evidence import (
     AgentUnreachable,
     CheckpointFailure,
     FrozenParameters,
@@ -28,8 +28,8 @@ from detectors.evidence import (
     WorkerExit,
     WorkerStop,
 )
-from detectors.gpu_readings import XidEvent
-from detectors.readings import CounterGrowth, NodeReading
+from holdfast.detectors.gpu_readings import XidEvent
+from holdfast.detectors.readings import CounterGrowth, NodeReading
 
 
 def exception_report(rank: int) -> str:

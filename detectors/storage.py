@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
-from detectors.catalogue import Attribution, RecommendedAction, fault_kind
-from detectors.evidence import Sample, Unknown
-from detectors.findings import FaultFinding, ReadingPair, grown, growths
-from detectors.readings import CounterGrowth, Disk, Mount, NodeReading, StorageReading
+from holdfast.detectors.catalogue import Attribution, RecommendedAction, fault_kind
+from holdfast.detectors.evidence import Sample, Unknown
+from holdfast.detectors.findings import FaultFinding, ReadingPair, grown, growths
+from holdfast.detectors.readings import CounterGrowth, Disk, Mount, NodeReading, StorageReading
 
 _GB: Final = 10**9
 _MOUNT: Final = Mount(

@@ -12,9 +12,9 @@ from functools import partial
 from statistics import median
 from typing import Final
 
-from detectors.catalogue import Attribution, Fault, FaultKind, RecommendedAction, fault_kind
-from detectors.evidence import HangLimits, Sample, StepBreakdown, StepBreakdowns, StepTimes
-from detectors.robust_stats import middle, quantile
+from holdfast.detectors.catalogue import Attribution, Fault, FaultKind, RecommendedAction, fault_kind
+from holdfast.detectors.evidence import HangLimits, Sample, StepBreakdown, StepBreakdowns, StepTimes
+from holdfast.detectors.robust_stats import middle, quantile
 
 LONG: Final = 8
 """Number of newest blocks of steps that must all agree."""

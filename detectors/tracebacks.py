@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from detectors.evidence import WorkerException
+from holdfast.detectors.evidence import WorkerException
 from holdfast.peer_error_patterns import DEVICE_ERROR, LOCAL_SOCKET_ERROR, PEER_LOST_ERROR, is_peer_lost_message
 
 MESSAGE_LINES: Final = 20

@@ -6,10 +6,10 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from detectors.catalogue import Fault
-from detectors.evidence import HangLimits
-from detectors.findings import FaultFinding
-from detectors.gpu_readings import Xid, XidEvent
+from holdfast.detectors.catalogue import Fault
+from holdfast.detectors.evidence import HangLimits
+from holdfast.detectors.findings import FaultFinding
+from holdfast.detectors.gpu_readings import Xid, XidEvent
 
 _LINE: Final = re.compile(r"NVRM: (?:GPU at )?Xid \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]+)\): (?P<code>\d+)(?P<text>.*)")
 
@@ -45,7 +45,7 @@ OTHER: Final = "gpu-xid-other"
 @lru_cache(maxsize=1024)
 def _kind(code: int, text: str) -> str | None:
     """Return the fault kind of the corresponding line in the kernel log."""
-    from detectors.signatures import XIDS  # noqa: PLC0415 (loads a thousand signatures, only if there is an Xid)
+    from holdfast.detectors.signatures import XIDS  # noqa: PLC0415 (loads a thousand signatures, only if there is an Xid)
 
     line = f"NVRM: Xid (PCI:0000:00:00): {code}, {text}"
     for signature in XIDS:

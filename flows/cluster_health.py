@@ -16,7 +16,7 @@ from holdfast.prefect_client.named_clusters import ClusterParameter, cluster_nam
 from holdfast.probe.health.checkup import open_checkup
 from holdfast.probe.sweep import DEADLINE
 from holdfast.spec import Cluster
-from tasks.probe import classify, publish, record, sweep
+from holdfast.tasks.probe import classify, publish, record, sweep
 
 THIS_MACHINE: Final = "local:1"
 

@@ -8,12 +8,12 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 from pydantic import PositiveFloat
 
-from flows.cluster_health import THIS_MACHINE
+from holdfast.flows.cluster_health import THIS_MACHINE
 from holdfast.prefect_client.flow_end import run_or_fail
 from holdfast.prefect_client.named_clusters import ClusterParameter, cluster_name, resolve_cluster
 from holdfast.probe.burn_in.repair import open_repair
 from holdfast.spec import Cluster
-from tasks.repair import begin, burn_in, conclude, find, publish
+from holdfast.tasks.repair import begin, burn_in, conclude, find, publish
 
 
 def _run_name() -> str:

@@ -9,8 +9,8 @@ from prefect import flow
 from prefect.client.schemas.objects import State as FlowState
 from pydantic import Field, WithJsonSchema
 
-from flows.training_job import training_job
 from holdfast.errors import BadParameters, Problem
+from holdfast.flows.training_job import training_job
 from holdfast.prefect_client.flow_end import run_or_fail
 from holdfast.prefect_client.named_clusters import ClusterParameter, resolve_cluster
 from holdfast.spec import Cluster, TrainingJob, checks

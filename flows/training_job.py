@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 from prefect import flow
 from prefect.client.schemas.objects import State as FlowState
 
+from holdfast.policies.states import TRANSITIONS, Event, State
 from holdfast.prefect_client.flow_end import explain_crash
 from holdfast.prefect_client.named_clusters import ClusterParameter
 from holdfast.prefect_client.supervised_job import JobTask, supervise
 from holdfast.spec import TrainingJob
-from policies.states import TRANSITIONS, Event, State
-from tasks.training_job import decide, detect, isolate, launch, migrate, monitor, reschedule, resume, wait
+from holdfast.tasks.training_job import decide, detect, isolate, launch, migrate, monitor, reschedule, resume, wait
 
 
 class Stage(NamedTuple):
@@ -60,7 +60,7 @@ def training_job(job: TrainingJob, cluster: ClusterParameter = "local", standby:
 
 
 if __name__ == "__main__":
-    from flows.training_job import training_job as flow_by_name  # tasks and artifacts need its importable name
+    from holdfast.flows.training_job import training_job as flow_by_name  # tasks and artifacts need its importable name
     from holdfast.prefect_client import flow_program
 
     sys.exit(flow_program.main(sys.argv[1:], flow_by_name))

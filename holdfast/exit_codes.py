@@ -107,7 +107,7 @@ CODES: Final = (
 
 def status_of(move: JobTransition | None) -> int:
     """Return the exit code for a job's newest transition; while it is not terminal, the job lost its controller."""
-    from policies.states import Event, State  # noqa: PLC0415 (most commands need only the numbers)
+    from holdfast.policies.states import Event, State  # noqa: PLC0415 (most commands need only the numbers)
 
     if move is None:
         return CONTROLLER_DIED

@@ -1,6 +1,6 @@
 """Recognize the error messages of torch, gloo and NCCL that mean that a peer is lost.
 
-The runtime (`holdfast.runtime.peer_errors`) applies the patterns to raised errors, the detectors (`detectors.tracebacks`) to printed ones,
+The runtime (`holdfast.runtime.peer_errors`) applies the patterns to raised errors, the detectors (`holdfast.detectors.tracebacks`) to printed ones,
 so that both reach the same result. Standard library only.
 """
 

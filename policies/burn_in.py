@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from detectors.burn_in_results import Check, CheckMark
-from policies.required_checks import PartToTest, unproven
+from holdfast.detectors.burn_in_results import Check, CheckMark
+from holdfast.policies.required_checks import PartToTest, unproven
 
 WRITTEN: Final = "written MB/s"
 SENT: Final = "sent MB/s"

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from detectors.catalogue import CATALOGUE_ACTIONS, HARDWARE_OF_NODE, Fault, RecommendedAction, RecommendedActions
-from detectors.diagnosis import Diagnosis
-from detectors.node import NODE_LEAVING
+from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, HARDWARE_OF_NODE, Fault, RecommendedAction, RecommendedActions
+from holdfast.detectors.diagnosis import Diagnosis
+from holdfast.detectors.node import NODE_LEAVING
 
 
 class RecoveryAction(StrEnum):

@@ -10,9 +10,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from detectors.catalogue import CATALOGUE, Fault
-from detectors.codec import MalformedData, Pool, packed, packed_fields, unpacked
-from policies.case import Case, Decision
+from holdfast.detectors.catalogue import CATALOGUE, Fault
+from holdfast.detectors.codec import MalformedData, Pool, packed, packed_fields, unpacked
+from holdfast.policies.case import Case, Decision
 
 VERSION: Final = 1
 """Version of the record format. Newer records are refused."""

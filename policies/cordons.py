@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from policies.node_states import IN_SERVICE, NodeEvent, NodeState
+from holdfast.policies.node_states import IN_SERVICE, NodeEvent, NodeState
 
 
 class CordonKind(StrEnum):
@@ -57,7 +57,7 @@ class Cordon:
     reason: str
     evidence: tuple[str, ...] = ()
     faults: tuple[CordonedFault, ...] = ()
-    """Faults whose parts a burn-in must exercise to lift this cordon (`policies.required_checks`)."""
+    """Faults whose parts a burn-in must exercise to lift this cordon (`holdfast.policies.required_checks`)."""
     at: float
     until: float | None = None
     """End of a suspicion or of a person's cordon, which a burn-in lifts then; when a quarantined node is due for a burn-in. None: never."""

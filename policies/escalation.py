@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from detectors.associations import follows_step, is_secondary
-from detectors.catalogue import Attribution, RecommendedAction
-from detectors.correlation import BLAMED
-from detectors.losses import LOST
-from detectors.progress import NOT_ENDING
-from policies.case import Case, Decision, HotSpare, Noted, Pass, PastRecovery, Placement, RecoveryAction, RecoveryBudget, Rule
-from policies.in_process import ReplaceRanks, RetryStep, ShrinkLive
-from policies.node_faults import UNSURE
-from policies.recurrence import ExcuseWhenCorrelated, LeaveWhenFlapping, LeaveWhenRecurring
+from holdfast.detectors.associations import follows_step, is_secondary
+from holdfast.detectors.catalogue import Attribution, RecommendedAction
+from holdfast.detectors.correlation import BLAMED
+from holdfast.detectors.losses import LOST
+from holdfast.detectors.progress import NOT_ENDING
+from holdfast.policies.case import Case, Decision, HotSpare, Noted, Pass, PastRecovery, Placement, RecoveryAction, RecoveryBudget, Rule
+from holdfast.policies.in_process import ReplaceRanks, RetryStep, ShrinkLive
+from holdfast.policies.node_faults import UNSURE
+from holdfast.policies.recurrence import ExcuseWhenCorrelated, LeaveWhenFlapping, LeaveWhenRecurring
 
 __all__ = [
     "POLICIES",

@@ -8,14 +8,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
-from detectors.associations import belongs, follows_step, is_secondary
-from detectors.catalogue import NO_ACTION_NEEDED, Fault, RecommendedAction
-from detectors.causes import explained
-from detectors.correlation import BLAMED
-from detectors.groups import GROUP_BROKEN, REPLACE_RANKS_FAILED
-from detectors.node import AGENT_LOST
-from detectors.process import STOPPED
-from policies.case import IN_PROCESS, Case, Decision, HotSpare, ModelCopies, Pass, Placement, RecoveryAction
+from holdfast.detectors.associations import belongs, follows_step, is_secondary
+from holdfast.detectors.catalogue import NO_ACTION_NEEDED, Fault, RecommendedAction
+from holdfast.detectors.causes import explained
+from holdfast.detectors.correlation import BLAMED
+from holdfast.detectors.groups import GROUP_BROKEN, REPLACE_RANKS_FAILED
+from holdfast.detectors.node import AGENT_LOST
+from holdfast.detectors.process import STOPPED
+from holdfast.policies.case import IN_PROCESS, Case, Decision, HotSpare, ModelCopies, Pass, Placement, RecoveryAction
 
 EXTERNAL: Final = frozenset({GROUP_BROKEN.id, REPLACE_RANKS_FAILED.id, STOPPED.id})
 """Kinds that are reported about a process and are not its own fault."""

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from detectors.catalogue import HARDWARE_OF_NODE, TAKES_NODE_OUT, Fault, RecommendedAction, RecommendedActions
-from detectors.node import AGENT_LOST, NODE_APART, NODE_LEAVING, NODE_LOST
-from detectors.process import START_FAILED
-from policies.case import Case
-from policies.cordons import CordonedFault
+from holdfast.detectors.catalogue import HARDWARE_OF_NODE, TAKES_NODE_OUT, Fault, RecommendedAction, RecommendedActions
+from holdfast.detectors.node import AGENT_LOST, NODE_APART, NODE_LEAVING, NODE_LOST
+from holdfast.detectors.process import START_FAILED
+from holdfast.policies.case import Case
+from holdfast.policies.cordons import CordonedFault
 
 ENDED: Final = frozenset({NODE_LOST.id, AGENT_LOST.id, START_FAILED.id, NODE_LEAVING.id})
 """Kinds that report an end without a cause (power, maintenance, a missing command). They count against no node."""

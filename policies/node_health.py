@@ -7,13 +7,13 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Final
 
-from detectors.all_kinds import CATALOGUE
-from detectors.catalogue import Fault, RecommendedAction
-from detectors.evidence import NOT_REQUESTED, Unknown
-from detectors.findings import THRESHOLDS
-from detectors.health import judge
-from detectors.probe_result import NodeProbe, UnansweredProbe
-from detectors.readings import NodeReading
+from holdfast.detectors.all_kinds import CATALOGUE
+from holdfast.detectors.catalogue import Fault, RecommendedAction
+from holdfast.detectors.evidence import NOT_REQUESTED, Unknown
+from holdfast.detectors.findings import THRESHOLDS
+from holdfast.detectors.health import judge
+from holdfast.detectors.probe_result import NodeProbe, UnansweredProbe
+from holdfast.detectors.readings import NodeReading
 
 CLEAN: Final = 3
 """Consecutive probes without a fault before it counts as over, so that health does not flap."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from policies.states import UnlistedTransition
+from holdfast.policies.states import UnlistedTransition
 
 
 class NodeState(StrEnum):

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from detectors.burn_in_results import CheckMark
+from holdfast.detectors.burn_in_results import CheckMark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

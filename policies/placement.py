@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from policies.case import Decision, Placement
+from holdfast.policies.case import Decision, Placement
 
 Membership = dict[str, list[int]]
 """Node to its global ranks, in order of local rank."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
-from detectors.catalogue import RecommendedAction, RecommendedActions
-from policies.case import Case, RecoveryAction, RecoveryBudget
-from policies.escalation import NOTING, ORDERS, Answer, Noting, RollBack, Rules, decide, rules_of
-from policies.slowness import MigrateStraggler
+from holdfast.detectors.catalogue import RecommendedAction, RecommendedActions
+from holdfast.policies.case import Case, RecoveryAction, RecoveryBudget
+from holdfast.policies.escalation import NOTING, ORDERS, Answer, Noting, RollBack, Rules, decide, rules_of
+from holdfast.policies.slowness import MigrateStraggler
 
 BASE: Final = "balanced"
 """Policy of a job that names none."""

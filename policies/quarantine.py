@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from policies.cordons import (
+from holdfast.policies.cordons import (
     PROGRAMS,
     TESTABLE,
     Answer,
@@ -30,8 +30,8 @@ from policies.cordons import (
     TransitionRefused,
     state_of,
 )
-from policies.node_states import NODE_MOVES, NodeEvent, NodeState, move_node
-from policies.states import UnlistedTransition
+from holdfast.policies.node_states import NODE_MOVES, NodeEvent, NodeState, move_node
+from holdfast.policies.states import UnlistedTransition
 
 # -- requests of programs ----------------------------------------------------------------------------------------------
 

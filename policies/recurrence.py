@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from detectors.associations import belongs, is_secondary
-from detectors.catalogue import Attribution, Fault, RecommendedAction
-from policies.case import Case, Noted, Pass, PastFault
+from holdfast.detectors.associations import belongs, is_secondary
+from holdfast.detectors.catalogue import Attribution, Fault, RecommendedAction
+from holdfast.policies.case import Case, Noted, Pass, PastFault
 
 OFF: Final = "switched off"
 PARTS: Final = frozenset({Attribution.GPU, Attribution.NODE, Attribution.NETWORK, Attribution.STORAGE})
@@ -19,7 +19,7 @@ PARTS: Final = frozenset({Attribution.GPU, Attribution.NODE, Attribution.NETWORK
 class ExcuseWhenCorrelated:
     """Attribute a fault to no node if the same kind came on many within a short time: software, or something shared, is the cause.
 
-    Nodes fail independently. At one fault in 6,300 node-hours (`policies.checkpoint_interval.PUBLISHED`) three of 1,000 nodes have faults
+    Nodes fail independently. At one fault in 6,300 node-hours (`holdfast.policies.checkpoint_interval.PUBLISHED`) three of 1,000 nodes have faults
     of any kind within ten minutes once in two years, while a broken script makes all of them fail the same way.
     """
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from detectors.all_kinds import CATALOGUE
-from detectors.burn_in_results import Check, CheckMark
-from detectors.catalogue import Attribution, FaultKind
-from policies.cordons import CordonedFault
+from holdfast.detectors.all_kinds import CATALOGUE
+from holdfast.detectors.burn_in_results import Check, CheckMark
+from holdfast.detectors.catalogue import Attribution, FaultKind
+from holdfast.policies.cordons import CordonedFault
 
 
 class NodePart(StrEnum):

@@ -29,8 +29,8 @@ from holdfast.probe.sweep import DEADLINE
 from holdfast.report.wording import listing, plural
 from holdfast.spec import Cluster
 from holdfast.stored_job import checkpoint_directory
+from holdfast.tasks import probe, repair
 from holdfast.training_result import TrainingResult
-from tasks import probe, repair
 
 
 def _run_name(title: Callable[[Mapping[str, Any]], str]) -> Callable[[], str]:

@@ -10,8 +10,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from detectors.probe_result import UnansweredProbe
-from detectors.readings import NodeReading
+from holdfast.detectors.probe_result import UnansweredProbe
+from holdfast.detectors.readings import NodeReading
 from holdfast.prefect_client.events import emit_nodes
 from holdfast.probe.health import Checkup
 from holdfast.probe.registry import registered

@@ -150,15 +150,15 @@ def test_no_module_imports_against_the_arrows() -> None:
         ("holdfast/agent/node.py", "from holdfast import spec", "holdfast.spec"),
         ("holdfast/agent/node.py", "from .. import spec", "holdfast.spec"),
         ("holdfast/agent/__init__.py", "from ..spec import job", "holdfast.spec"),
-        ("holdfast/agent/node.py", "from policies.escalation import decide", "policies.escalation"),
+        ("holdfast/agent/node.py", "from holdfast.policies.escalation import decide", "holdfast.policies.escalation"),
         ("holdfast/runtime/session.py", "import numpy", "numpy"),
         ("holdfast/runtime/session.py", "from holdfast.log import note", "holdfast.log"),
         ("holdfast/cli/main.py", "if TYPE_CHECKING:\n    from prefect import Flow", "prefect"),
-        ("holdfast/spec/__init__.py", "from tasks import training_job", "tasks"),
+        ("holdfast/spec/__init__.py", "from holdfast.tasks import training_job", "tasks"),
         ("holdfast/protocol.py", "from holdfast.spec import job", "holdfast.spec"),
-        ("detectors/process.py", "from policies import escalation", "policies.escalation"),
+        ("detectors/process.py", "from holdfast.policies import escalation", "holdfast.policies.escalation"),
         ("policies/escalation.py", "import holdfast.errors", "holdfast.errors"),
-        ("tasks/training_job.py", "from flows import training_job", "flows"),
+        ("tasks/training_job.py", "from holdfast.flows import training_job", "flows"),
         ("flows/training_job.py", "import torch", "torch"),
         ("flows/training_job.py", "from holdfast.workflows import training_job", "holdfast.workflows"),
         ("holdfast/cli/main.py", "import holdfast.workflows", "holdfast.workflows"),
@@ -178,10 +178,19 @@ def test_an_import_against_an_arrow_is_refused(tmp_path: Path, module: str, text
 @pytest.mark.parametrize(
     ("module", "text"),
     [
-        ("holdfast/agent/node.py", "import os\nfrom holdfast import log, protocol\nfrom detectors import node\nfrom . import node"),
+        (
+            "holdfast/agent/node.py",
+            "import os\nfrom holdfast import log, protocol\nfrom holdfast.detectors import node\nfrom . import node",
+        ),
         ("holdfast/runtime/session.py", "import torch.distributed\nfrom holdfast.protocol import connect"),
-        ("holdfast/workflows/__init__.py", "from flows import training_job\nfrom tasks import training_job\nfrom prefect import flow"),
-        ("tasks/training_job.py", "from prefect import task\nfrom holdfast.spec import job\nfrom policies.escalation import decide"),
+        (
+            "holdfast/workflows/__init__.py",
+            "from holdfast.flows import training_job\nfrom tasks import training_job\nfrom prefect import flow",
+        ),
+        (
+            "tasks/training_job.py",
+            "from prefect import task\nfrom holdfast.spec import job\nfrom holdfast.policies.escalation import decide",
+        ),
     ],
 )
 def test_an_import_along_the_arrows_is_let_through(tmp_path: Path, module: str, text: str) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from detectors.catalogue import AREAS
 from docs.generate import DOCS, PAGES
 from docs.generator.environment import EVALUATION_VARIABLES, VARIABLES, WORKER_VARIABLES
 from docs.generator.faults import BY_COMPONENT
+from holdfast.detectors.catalogue import AREAS
 from tests.test_arrows import TOPS
 
 ROOT = Path(__file__).parent.parent

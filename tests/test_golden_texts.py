@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from detectors.burn_in_results import Check, CheckMark
-from detectors.catalogue import Fault
 from holdfast.accounting.attribution import attribute
 from holdfast.accounting.losses import FailureCosts
+from holdfast.detectors.burn_in_results import Check, CheckMark
+from holdfast.detectors.catalogue import Fault
 from holdfast.errors import (
     AllocationRequired,
     BadSetting,
@@ -25,16 +25,16 @@ from holdfast.errors import (
     NotEnoughNodes,
     ProtocolMismatch,
 )
+from holdfast.policies.burn_in import explain_still_isolated, outcome
+from holdfast.policies.case import HotSpare
+from holdfast.policies.checkpoint_interval import IntervalCase, IntervalLimits, advise
+from holdfast.policies.cordons import CordonChanged, CordonedFault, NeedsPerson, Node, OperatorRequest, Owner, QuarantineLimits, describe
+from holdfast.policies.escalation import POLICIES, decide
+from holdfast.policies.quarantine import cordon, quarantine
+from holdfast.policies.required_checks import parts_to_test
 from holdfast.report.cost_table import sentence
 from holdfast.runtime.snapshots.copy_schedule import Profile, SnapshotLimits, plan
 from holdfast.runtime.telemetry.wait_windows import WaitWindow
-from policies.burn_in import explain_still_isolated, outcome
-from policies.case import HotSpare
-from policies.checkpoint_interval import IntervalCase, IntervalLimits, advise
-from policies.cordons import CordonChanged, CordonedFault, NeedsPerson, Node, OperatorRequest, Owner, QuarantineLimits, describe
-from policies.escalation import POLICIES, decide
-from policies.quarantine import cordon, quarantine
-from policies.required_checks import parts_to_test
 from tests.accounting.timelines import generation_span, incident_span, job_timeline
 from tests.policies.cases import NOW, a_case, a_diagnosis
 

@@ -16,11 +16,11 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 from pydantic import BaseModel
 
-from flows.cluster_health import cluster_health
-from flows.node_repair import node_repair
-from flows.run_form import train
-from flows.training_job import training_job
 from holdfast.errors import BadFile, BadParameters, UnknownCluster
+from holdfast.flows.cluster_health import cluster_health
+from holdfast.flows.node_repair import node_repair
+from holdfast.flows.run_form import train
+from holdfast.flows.training_job import training_job
 from holdfast.prefect_client.named_clusters import resolve_cluster
 from holdfast.spec import CheckpointPlan, LocalCluster, SlurmCluster, SshCluster, TrainingJob, cluster_of
 from holdfast.spec.form import advanced_schema, job_of, parameters_of

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.simulated.nodes import SimulatedNodes
-from flows.training_job import training_job
 from holdfast.control.supervisor import supervise
+from holdfast.flows.training_job import training_job
 from holdfast.prefect_client import flow_program
 from holdfast.process import die_with_parent
 

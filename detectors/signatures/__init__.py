@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from detectors.signatures.loading import BadSignature, Signature, check, load
+from holdfast.detectors.signatures.loading import BadSignature, Signature, check, load
 
 SIGNATURES: Final = load()
 XIDS: Final = tuple(signature for signature in SIGNATURES if signature.place.partition(",")[0] == "xid.toml")

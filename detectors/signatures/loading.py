@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from detectors.associations import usual_weight
-from detectors.catalogue import AREAS, Attribution, FaultKind, RecommendedAction, register
-from detectors.evidence import LogLine, Sample
+from holdfast.detectors.associations import usual_weight
+from holdfast.detectors.catalogue import AREAS, Attribution, FaultKind, RecommendedAction, register
+from holdfast.detectors.evidence import LogLine, Sample
 
 HERE: Final = Path(__file__).parent
 FILES: Final = (
@@ -130,11 +130,13 @@ def _kind(name: str, row: Mapping[str, Any], all_of_it: Mapping[str, Any], place
     if not row.keys() & {"match", "keys"} and name != all_of_it.get("other"):
         raise BadSignature(place, "cannot be recognised", "give it `match`, or `keys` of the file's family")
     if all_of_it["component"] not in AREAS:
-        raise BadSignature(place, f"is of an unknown component {all_of_it['component']!r}", "take one of `detectors.catalogue.COMPONENTS`")
+        raise BadSignature(
+            place, f"is of an unknown component {all_of_it['component']!r}", "take one of `holdfast.detectors.catalogue.COMPONENTS`"
+        )
     try:
         recommended_action, attributed_to = RecommendedAction(all_of_it["recommended_action"]), Attribution(all_of_it["attributed_to"])
     except ValueError as error:
-        raise BadSignature(place, str(error), "take a word of `detectors.catalogue`") from error
+        raise BadSignature(place, str(error), "take a word of `holdfast.detectors.catalogue`") from error
     return FaultKind(
         id=name,
         title=all_of_it["title"],

@@ -9,10 +9,10 @@ from functools import partial
 from itertools import groupby
 from typing import Final
 
-from detectors.all_kinds import CATALOGUE, by_place, words_of
-from detectors.catalogue import FaultKind
-from detectors.evidence import LogLine
 from docs.generator.markdown import anchor, page, table
+from holdfast.detectors.all_kinds import CATALOGUE, by_place, words_of
+from holdfast.detectors.catalogue import FaultKind
+from holdfast.detectors.evidence import LogLine
 
 FOLDER: Final = "reference/faults"
 

@@ -39,12 +39,12 @@ def families() -> list[Metric]:
 
 def label_values() -> dict[str, str]:
     """Return what each label means, with its values where they are few."""
-    from detectors.catalogue import Area, RecommendedAction  # noqa: PLC0415 (the other pages do not need it)
     from holdfast.accounting.ledger import TimeCategory  # noqa: PLC0415 (as above)
+    from holdfast.detectors.catalogue import Area, RecommendedAction  # noqa: PLC0415 (the other pages do not need it)
+    from holdfast.policies.case import RecoveryAction  # noqa: PLC0415 (as above)
+    from holdfast.policies.node_health import NodeHealthState  # noqa: PLC0415 (as above)
     from holdfast.report.metrics.incidents import NO_ACTION, OTHER, OUTCOMES  # noqa: PLC0415 (as above)
     from holdfast.report.phases import KINDS  # noqa: PLC0415 (as above)
-    from policies.case import RecoveryAction  # noqa: PLC0415 (as above)
-    from policies.node_health import NodeHealthState  # noqa: PLC0415 (as above)
 
     def listed(values: Iterable[str]) -> str:
         return ", ".join(f"`{value}`" for value in values)

@@ -10,8 +10,8 @@ from itertools import pairwise
 from typing import Final, TypeVar
 
 from docs.generator.markdown import page, table
-from policies.node_states import NODE_MOVES, NodeEvent
-from policies.states import TERMINAL, TRANSITIONS, Event, State
+from holdfast.policies.node_states import NODE_MOVES, NodeEvent
+from holdfast.policies.states import TERMINAL, TRANSITIONS, Event, State
 
 S = TypeVar("S", bound=StrEnum)
 E = TypeVar("E", bound=StrEnum)

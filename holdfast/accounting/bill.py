@@ -12,15 +12,15 @@ import sqlalchemy
 from sqlalchemy import func
 from sqlmodel import Session, col
 
-from detectors.catalogue import HARDWARE_OF_NODE, TAKES_NODE_OUT
 from holdfast.accounting.attribution import attribute, lost_capacity
 from holdfast.accounting.ledger import HOUR, ROLLBACK, SECOND, UNFINISHED, Ledger, TimeCategory
 from holdfast.accounting.losses import FailureCosts
 from holdfast.accounting.timeline_reader import KnownJob, TimelineReader, Unit, known_jobs, status_changes, unit_of
+from holdfast.detectors.catalogue import HARDWARE_OF_NODE, TAKES_NODE_OUT
 from holdfast.history.models import FaultRecord, Job
 from holdfast.history.statistics import NO_FAULT, USER_ERROR
 from holdfast.history.store import History
-from policies.node_faults import ENDED
+from holdfast.policies.node_faults import ENDED
 
 MIN_SAMPLES: Final = 2
 """With fewer there is no mean."""

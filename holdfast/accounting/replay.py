@@ -13,19 +13,19 @@ import sqlmodel
 from sqlalchemy import func
 from sqlmodel import Session, col
 
-import detectors.all_kinds  # noqa: F401 (registers every kind in the catalogue: cases name them)
-from detectors.codec import MalformedData, unpacked
+import holdfast.detectors.all_kinds  # noqa: F401 (registers every kind in the catalogue: cases name them)
+from holdfast.detectors.codec import MalformedData, unpacked
 from holdfast.errors import UnknownOptionValue
 from holdfast.history.models import DecidedCase, DecisionRecord, Generation, Incident, Job, Phase, StragglerDecision
 from holdfast.history.store import History
+from holdfast.policies.case_codec import UnreadableCase, act_of, from_record
+from holdfast.policies.escalation import Decision as Made
+from holdfast.policies.escalation import RecoveryAction
+from holdfast.policies.policy import NAMED, Policy
+from holdfast.policies.slowness import MigrateStraggler, StragglerCase
 from holdfast.spec import TrainingJob
 from holdfast.spec.job import is_policy_file
 from holdfast.spec.policy import load_policy, under_job
-from policies.case_codec import UnreadableCase, act_of, from_record
-from policies.escalation import Decision as Made
-from policies.escalation import RecoveryAction
-from policies.policy import NAMED, Policy
-from policies.slowness import MigrateStraggler, StragglerCase
 
 NOT_KEPT: Final = "it was made before cases were recorded"
 STRAGGLER_UNREADABLE: Final = "the case of a straggler decision cannot be read"

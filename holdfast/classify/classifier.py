@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from detectors.exceptions import kind_of
-from detectors.log_heuristics import OTHERS
-from detectors.logs import judge
-from detectors.tracebacks import raised_in
 from holdfast.classify.log_stream import blocks, plain
 from holdfast.classify.matcher import HEAD, WORDS, Matcher, best
 from holdfast.classify.traceback_collector import CollectedTraceback, TracebackCollector
+from holdfast.detectors.exceptions import kind_of
+from holdfast.detectors.log_heuristics import OTHERS
+from holdfast.detectors.logs import judge
+from holdfast.detectors.tracebacks import raised_in
 
 MAX_CACHED: Final = 10_000
 """Lines whose kind is cached."""

@@ -1,7 +1,7 @@
 """Find which signatures may match on which line: one pass of Hyperscan over a block of lines, for all signatures at once.
 
 Hyperscan reports too much where an expression looks ahead or back, or where a match crosses a line end, and never too little:
-`detectors.logs.judge` tries each candidate on its own line. Without the package every signature is a candidate everywhere, which gives the
+`holdfast.detectors.logs.judge` tries each candidate on its own line. Without the package every signature is a candidate everywhere, which gives the
 same results some hundred times slower.
 """
 
@@ -16,8 +16,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from detectors.log_heuristics import TROUBLE
-from detectors.signatures import SIGNATURES
+from holdfast.detectors.log_heuristics import TROUBLE
+from holdfast.detectors.signatures import SIGNATURES
 from holdfast.paths import home
 
 WORDS: Final = len(SIGNATURES)

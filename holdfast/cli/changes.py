@@ -19,6 +19,7 @@ from holdfast.history import queries
 from holdfast.history.lease import leases_of
 from holdfast.history.models import DecisionRecord, Generation, Incident, Job, JobEvent, JobTransition, StepRecord
 from holdfast.history.store import History
+from holdfast.policies.states import Event
 from holdfast.report import memory
 from holdfast.report.notes import cause_of
 from holdfast.report.wording import (
@@ -33,7 +34,6 @@ from holdfast.report.wording import (
     rank_count,
 )
 from holdfast.stored_job import checkpoint_directory
-from policies.states import Event
 
 KEPT_STEPS: Final = 200
 """Newest steps kept in memory: for the rate and the loss curve."""

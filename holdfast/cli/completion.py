@@ -68,13 +68,13 @@ def _incidents(given: Mapping[str, Any]) -> list[str]:
 
 
 def _faults(_given: Mapping[str, Any]) -> list[str]:
-    from detectors.all_kinds import CATALOGUE  # noqa: PLC0415 (it takes a tenth of a second)
+    from holdfast.detectors.all_kinds import CATALOGUE  # noqa: PLC0415 (it takes a tenth of a second)
 
     return sorted(CATALOGUE)
 
 
 def _policies(_given: Mapping[str, Any]) -> list[str]:
-    from policies.policy import NAMED  # noqa: PLC0415 (as above)
+    from holdfast.policies.policy import NAMED  # noqa: PLC0415 (as above)
 
     return list(NAMED)
 

@@ -24,7 +24,7 @@ from holdfast.history.store import History
 from holdfast.prefect.server import UI_MESSAGE, UNUSABLE, is_configured
 from holdfast.process import parent_of
 
-PROGRAM: Final = "flows.training_job"
+PROGRAM: Final = "holdfast.flows.training_job"
 START_TIMEOUT: Final = 60.0
 """Seconds that another command may take to start the same job."""
 ERROR_PREFIX: Final = "holdfast: "

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from detectors.evidence import SchedulerNodeState
 from holdfast.agent.node.epochs import FencingToken
+from holdfast.detectors.evidence import SchedulerNodeState
 from holdfast.errors import HoldfastError
 from holdfast.protocol import Message
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import make_dataclass
 from typing import Annotated, Any, Final
 
-from detectors.codec import MalformedData, unpacked
 from holdfast.agent.workers.log_files import NAME as LOG
+from holdfast.detectors.codec import MalformedData, unpacked
 from holdfast.protocol import MAX_LINE_BYTES, Message
 
 MAX_COUNT: Final = 2**53

@@ -1,4 +1,4 @@
-"""The cordons of nodes, kept in the history; the rules are in `policies.cordons` and `policies.quarantine`.
+"""The cordons of nodes, kept in the history; the rules are in `holdfast.policies.cordons` and `holdfast.policies.quarantine`.
 
 Each request is decided and written in one transaction that excludes all other requests about the cluster: SQLite's write lock, or an
 advisory lock of PostgreSQL.
@@ -13,12 +13,23 @@ from dataclasses import dataclass
 from sqlalchemy import func, or_
 from sqlmodel import Session, col, select
 
-from detectors.codec import packed, unpacked
+from holdfast.detectors.codec import packed, unpacked
 from holdfast.history.models import NodeCordon, ServiceTransition
 from holdfast.history.store import History
-from policies.cordons import Answer, Cordon, CordonChanged, CordonedFault, CordonKind, Node, Owner, QuarantineLimits, Rules, state_of
-from policies.node_states import IN_SERVICE, NodeEvent, NodeState
-from policies.quarantine import settle
+from holdfast.policies.cordons import (
+    Answer,
+    Cordon,
+    CordonChanged,
+    CordonedFault,
+    CordonKind,
+    Node,
+    Owner,
+    QuarantineLimits,
+    Rules,
+    state_of,
+)
+from holdfast.policies.node_states import IN_SERVICE, NodeEvent, NodeState
+from holdfast.policies.quarantine import settle
 
 Act = Callable[[Node, QuarantineLimits], Answer]
 """A request: from a node and the limits of its cluster to the answer."""

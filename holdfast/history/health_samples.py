@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from sqlmodel import col, select
 
-from detectors.codec import MalformedData, packed, unpacked
-from detectors.readings import NodeReading
+from holdfast.detectors.codec import MalformedData, packed, unpacked
+from holdfast.detectors.readings import NodeReading
 from holdfast.history.models import HealthSample, NodeHealthChange
 from holdfast.history.store import History
-from policies.node_health import HealthAssessment, HealthChange, HealthFinding
+from holdfast.policies.node_health import HealthAssessment, HealthChange, HealthFinding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

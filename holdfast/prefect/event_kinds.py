@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from policies.node_health import NodeHealthState
-from policies.node_states import NodeState
-from policies.states import State
+from holdfast.policies.node_health import NodeHealthState
+from holdfast.policies.node_states import NodeState
+from holdfast.policies.states import State
 
 JOB: Final = "job"
 NODE: Final = "node"

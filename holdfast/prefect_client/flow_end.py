@@ -17,8 +17,8 @@ from prefect.states import Failed
 from holdfast.errors import HoldfastError
 from holdfast.history import History, queries
 from holdfast.log import note
+from holdfast.policies.states import State as JobState
 from holdfast.prefect.output import prepare_output
-from policies.states import State as JobState
 
 log = logging.getLogger("holdfast.publish")
 

@@ -1,4 +1,4 @@
-"""The flow as a program: ``python -m flows.training_job SPEC.json`` runs one job to its end and exits with how that was."""
+"""The flow as a program: ``python -m holdfast.flows.training_job SPEC.json`` runs one job to its end and exits with how that was."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _begin_anew(arguments: list[str]) -> int:
     with sigusr1_blocked():
         if present().why:
             return exit_codes.DETACHED
-        return os.execv(sys.executable, [sys.executable, "-P", "-m", "flows.training_job", *arguments])  # noqa: S606 (this very program)
+        return os.execv(sys.executable, [sys.executable, "-P", "-m", "holdfast.flows.training_job", *arguments])  # noqa: S606 (this very program)
 
 
 def _refuse(why: str) -> int:

@@ -25,6 +25,7 @@ from holdfast.errors import BadSetting
 from holdfast.history.approvals import describe
 from holdfast.history.models import ApprovalRequest, FaultRecord
 from holdfast.log import note
+from holdfast.policies.states import TERMINAL
 from holdfast.prefect.event_kinds import CLUSTER, HEARTBEAT, HEARTBEAT_SECONDS, INCIDENT, JOB, NODE
 from holdfast.prefect.links import incident_key, job_key, progress_key, ui_link
 from holdfast.prefect_client import events, heartbeat_alerts
@@ -35,7 +36,6 @@ from holdfast.report.case import IncidentCase, newest_cases
 from holdfast.report.job_page import MOST_INCIDENTS, JobFacts, description, job_page, progress_text
 from holdfast.report.markdown import incident_markdown
 from holdfast.report.notifications import NEEDS_ATTENTION, Notification, Notifications, NotificationSource
-from policies.states import TERMINAL
 
 log = logging.getLogger("holdfast.publish")
 

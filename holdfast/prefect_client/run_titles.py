@@ -8,13 +8,13 @@ from typing import Any, Final
 
 from prefect.logging import get_run_logger
 
-from detectors.catalogue import Fault
 from holdfast.control.state.incidents import IncidentInWork
 from holdfast.control.supervisor.controller import JobController
+from holdfast.detectors.catalogue import Fault
+from holdfast.policies.case import Decision, RecoveryAction
+from holdfast.policies.states import Event, Transition
 from holdfast.prefect.links import incident_key, ui_link
 from holdfast.report.wording import duration, listing, plural, ranks
-from policies.case import Decision, RecoveryAction
-from policies.states import Event, Transition
 
 ACTIONS: Final = {
     RecoveryAction.RETRY_STEP: "retry the step",

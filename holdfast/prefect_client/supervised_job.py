@@ -19,6 +19,8 @@ from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.leadership import Deposed, JobEnded
 from holdfast.control.supervisor.supervise import control_job
 from holdfast.errors import HoldfastError, JobDetached
+from holdfast.policies.case import RecoveryAction
+from holdfast.policies.states import Event, State, Transition
 from holdfast.prefect_client.approvals import ApprovalRuns
 from holdfast.prefect_client.flow_end import failed_state, hide_tracebacks
 from holdfast.prefect_client.named_clusters import ClusterParameter, resolve_cluster
@@ -27,8 +29,6 @@ from holdfast.prefect_client.publisher import Publisher
 from holdfast.prefect_client.run_titles import FlowLog
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.training_result import TrainingResult
-from policies.case import RecoveryAction
-from policies.states import Event, State, Transition
 
 
 @contextmanager

@@ -9,10 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final, Self
 
-from detectors.evidence import Unknown
-from detectors.probe_result import NodeProbe, ProbeOutcome, UnansweredProbe
-from detectors.readings import NodeReading
 from holdfast.cluster.local import LocalNodes
+from holdfast.detectors.evidence import Unknown
+from holdfast.detectors.probe_result import NodeProbe, ProbeOutcome, UnansweredProbe
+from holdfast.detectors.readings import NodeReading
 from holdfast.errors import AllocationRequired
 from holdfast.probe.readers.local import probe_here
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from detectors.catalogue import CATALOGUE, RecommendedAction
+from holdfast.detectors.catalogue import CATALOGUE, RecommendedAction
 from holdfast.history.models import DecisionRecord
+from holdfast.policies.case import RecoveryAction
 from holdfast.report import wording
 from holdfast.report.case import IncidentCase
-from policies.case import RecoveryAction
 
 NOTHING_TO_DO: Final = "nothing to do"
 MOST_QUOTED: Final = 160

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.history.models import ApprovalRequest
+from holdfast.policies.states import TERMINAL, State
 from holdfast.report import incident_text, wording
 from holdfast.report.case import IncidentCase
 from holdfast.report.markdown import plain, table
-from policies.states import TERMINAL, State
 
 MOST_INCIDENTS: Final = 10
 """Incidents that the page lists."""

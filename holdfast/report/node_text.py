@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from detectors.burn_in_results import Check, CheckMark
+from holdfast.detectors.burn_in_results import Check, CheckMark
+from holdfast.policies.burn_in import BurnInOutcome, explain_still_isolated, figures_of, node_result
+from holdfast.policies.node_health import HealthAssessment, HealthChange, worst_first
+from holdfast.policies.node_states import NodeState
 from holdfast.probe.health import Checkup
 from holdfast.report.markdown import plain
 from holdfast.report.wording import duration, plural
-from policies.burn_in import BurnInOutcome, explain_still_isolated, figures_of, node_result
-from policies.node_health import HealthAssessment, HealthChange, worst_first
-from policies.node_states import NodeState
 
 CELL: Final = 38
 """Characters of an observation in one row: the UI does not wrap cells."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.history.models import Phase
-from policies.states import State
+from holdfast.policies.states import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

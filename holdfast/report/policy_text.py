@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any, Final
 
+from holdfast.policies import escalation
+from holdfast.policies.case import RecoveryAction, Rule
+from holdfast.policies.escalation import RequestApproval, RollBack
+from holdfast.policies.in_process import ReplaceRanks, RetryStep, ShrinkLive
+from holdfast.policies.policy import Policy
+from holdfast.policies.recurrence import ExcuseWhenCorrelated, LeaveWhenFlapping, LeaveWhenRecurring
+from holdfast.policies.slowness import MigrateStraggler
 from holdfast.report.wording import duration, plural, share
-from policies import escalation
-from policies.case import RecoveryAction, Rule
-from policies.escalation import RequestApproval, RollBack
-from policies.in_process import ReplaceRanks, RetryStep, ShrinkLive
-from policies.policy import Policy
-from policies.recurrence import ExcuseWhenCorrelated, LeaveWhenFlapping, LeaveWhenRecurring
-from policies.slowness import MigrateStraggler
 
 
 def _correlated(rule: Any, _policy: Policy) -> str:  # noqa: ANN401 (each of these functions takes a rule of its own class)

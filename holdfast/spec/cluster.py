@@ -23,6 +23,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from holdfast import paths
+from holdfast.policies.maintenance import MaintenanceWindow
 from holdfast.secrets import is_secret_reference
 from holdfast.spec.cluster_settings import (
     BurnInField,
@@ -39,7 +40,6 @@ from holdfast.spec.cluster_settings import (
 from holdfast.spec.job import NAME, NonEmptyText, SpecModel
 from holdfast.spec.names import PLAIN_NAME, Interface, NodeNames, Program, contradiction, expand_names, matches
 from holdfast.spec.slurm import SlurmCluster
-from policies.maintenance import MaintenanceWindow
 
 MAX_LOCAL_NODES = 256
 """Each is a process on this machine; a larger number is a typing error."""

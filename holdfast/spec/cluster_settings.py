@@ -12,13 +12,13 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictInt
 from pydantic_core import PydanticCustomError
 
-from detectors.catalogue import AREAS
+from holdfast.detectors.catalogue import AREAS
+from holdfast.policies.burn_in import BurnInThresholds
+from holdfast.policies.cordons import Rules
+from holdfast.policies.maintenance import MaintenanceWindow
 from holdfast.spec.job import NonEmptyText, SpecModel
 from holdfast.spec.names import contradiction, expand_names
 from holdfast.spec.units import Duration, Percent, PositiveDuration, Size, SizeOrZero, duration_field, percent_bounds, size_field
-from policies.burn_in import BurnInThresholds
-from policies.cordons import Rules
-from policies.maintenance import MaintenanceWindow
 
 
 class Quarantine(SpecModel):

@@ -12,10 +12,13 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StrictInt, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from detectors.all_kinds import CATALOGUE
-from detectors.associations import belongs
-from detectors.catalogue import NO_ACTION_NEEDED, RecommendedAction
+from holdfast.detectors.all_kinds import CATALOGUE
+from holdfast.detectors.associations import belongs
+from holdfast.detectors.catalogue import NO_ACTION_NEEDED, RecommendedAction
 from holdfast.errors import BadFile, Problem
+from holdfast.policies.case import RecoveryAction
+from holdfast.policies.escalation import NOTING, ORDERS
+from holdfast.policies.policy import BASE, NAMED, Policy
 from holdfast.spec import synonyms
 from holdfast.spec.job import (
     MaxRecoveries,
@@ -31,9 +34,6 @@ from holdfast.spec.load import YAML, fields_of, located, read_yaml, validated
 from holdfast.spec.problems import nearest, shown
 from holdfast.spec.units import Duration, Percent, PositiveDuration
 from holdfast.spec.yaml_text import Unreadable
-from policies.case import RecoveryAction
-from policies.escalation import NOTING, ORDERS
-from policies.policy import BASE, NAMED, Policy
 
 LONGEST: Final = timedelta(days=30)
 """The longest window in which faults are counted: the history is not read further back."""

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from sqlmodel import select
 
-from detectors.codec import packed
 from holdfast.accounting.replay import NOT_KEPT, replay
+from holdfast.detectors.codec import packed
 from holdfast.errors import UnknownOptionValue
 from holdfast.history import DecidedCase, DecisionRecord, Generation, History, Incident, Phase
 from holdfast.history.models import StragglerDecision
-from policies.case_codec import VERSION, act_of, to_record
-from policies.escalation import POLICIES, Case, RecoveryAction, decide
-from policies.policy import NAMED
-from policies.slowness import StragglerCase
+from holdfast.policies.case_codec import VERSION, act_of, to_record
+from holdfast.policies.escalation import POLICIES, Case, RecoveryAction, decide
+from holdfast.policies.policy import NAMED
+from holdfast.policies.slowness import StragglerCase
 from tests.history.rows import a_job, an_incident
 from tests.mentions import mentions
 from tests.policies.cases import a_case

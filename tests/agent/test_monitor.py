@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from detectors.findings import FaultFinding
 from holdfast.agent.monitor.kernel_log import KernelLogFollower
 from holdfast.agent.monitor.loop import MAX_LINES, QUIET, Deduplicator, EventBudget
 from holdfast.agent.monitor.nvml_events import NAME as LISTENER
+from holdfast.detectors.findings import FaultFinding
 from holdfast.process import children_of, state_of
 from holdfast.protocol import Message
 from tests.agent.rig import CLIENT, Flow, Node

@@ -81,7 +81,7 @@ def test_the_wheel_is_small_complete_and_reproducible(tmp_path: Path) -> None:
         ]
     needless = ("holdfast.runtime", "pynvml")
     modules = [name for name in names if not name.startswith(needless) and not name.endswith("__main__")]
-    assert {"holdfast.agent.server", "detectors.signatures", "holdfast.memstore.shared_memory"} <= set(modules)
+    assert {"holdfast.agent.server", "holdfast.detectors.signatures", "holdfast.memstore.shared_memory"} <= set(modules)
     assert not {"holdfast.spec", "holdfast.control", "policies", "tasks"} & set(names)
     command = [sys.executable, "-I", "-S", "-c", IMPORT_ALL, str(tmp_path / "site"), *modules]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

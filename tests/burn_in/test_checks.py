@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from detectors.burn_in_results import CheckMark
 from holdfast.authenticated_listener import MAX_PENDING
+from holdfast.detectors.burn_in_results import CheckMark
 from holdfast.probe.burn_in.checks import clock as ticking
 from holdfast.probe.burn_in.checks import compute, disk, memory, traffic
 from holdfast.probe.burn_in.checks.core_pool import CoreEnded, judged

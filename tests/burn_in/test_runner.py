@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from detectors.burn_in_results import Check, CheckMark
 from holdfast.cluster.local import LocalNodes
+from holdfast.detectors.burn_in_results import Check, CheckMark
+from holdfast.policies.burn_in import BurnInOutcome
 from holdfast.probe.burn_in.plan import BurnInPlan
 from holdfast.probe.burn_in.runner import BurnInRunner
 from holdfast.probe.burn_in.session import BurnInSession, LocalBurnInConnections, open_burn_in_connections
 from holdfast.probe.remote.program import NoAnswer
 from holdfast.spec import LocalCluster, cluster_of
-from policies.burn_in import BurnInOutcome
 from tests.burn_in.relay import Relay, Spoil, cut, flip, slow
 from tests.mentions import mentions
 from tests.waiting import wait_until

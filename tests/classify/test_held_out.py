@@ -32,10 +32,10 @@ from pathlib import Path
 
 import pytest
 
-from detectors.all_kinds import words_of
-from detectors.catalogue import CATALOGUE
 from holdfast.classify.classifier import classify_text
 from holdfast.classify.matcher import NaiveMatcher
+from holdfast.detectors.all_kinds import words_of
+from holdfast.detectors.catalogue import CATALOGUE
 
 HERE = Path(__file__).parent
 PUBLIC = ("public.tsv", *(f"public_{number}.tsv" for number in range(3, 11)))

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from detectors.all_kinds import by_area, by_place, words_of
-from detectors.catalogue import AREAS, CATALOGUE, Area, FaultKind
-from detectors.evidence import HangLimits, LogLine
-from detectors.logs import judge, see_line
-from detectors.signatures import SIGNATURES, BadSignature, check, load
-from detectors.signatures.loading import FILES, HERE
 from holdfast.classify.classifier import classify_text
+from holdfast.detectors.all_kinds import by_area, by_place, words_of
+from holdfast.detectors.catalogue import AREAS, CATALOGUE, Area, FaultKind
+from holdfast.detectors.evidence import HangLimits, LogLine
+from holdfast.detectors.logs import judge, see_line
+from holdfast.detectors.signatures import SIGNATURES, BadSignature, check, load
+from holdfast.detectors.signatures.loading import FILES, HERE
 from tests.each import each
 
 IN_LOGS = sorted(name for name, entry in CATALOGUE.items() if isinstance(entry.unhealthy.evidence, LogLine))

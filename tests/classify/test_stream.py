@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.catalogue import CATALOGUE
 from holdfast.classify import Classifier, blocks, classify
 from holdfast.classify.classifier import MAX_CACHED, classify_text
 from holdfast.classify.log_stream import BLOCK, MAX_LINE, plain
 from holdfast.classify.matcher import NaiveMatcher, best
 from holdfast.classify.traceback_collector import MAX_LINES, MAX_OPEN
 from holdfast.cli.commands.analyse.classify import json_lines
+from holdfast.detectors.catalogue import CATALOGUE
 from tests.costs import MOST, growth, seconds
 
 OFF_BUS = "NVRM: Xid (PCI:0000:3b:00): 79, pid=991, name=python, GPU has fallen off the bus."

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.history.models import Checkpoint, Generation, JobTransition, Phase, StepRecord
 from holdfast.history.store import History
-from policies.checkpoint_interval import PUBLISHED, IntervalCase, IntervalLimits, advise, daly, rate_of, waste
+from holdfast.policies.checkpoint_interval import PUBLISHED, IntervalCase, IntervalLimits, advise, daly, rate_of, waste
 from tests.cli.conftest import Command
 from tests.cli.written_history import PHASES, Author
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from detectors.all_kinds import CATALOGUE, by_place
+from holdfast.detectors.all_kinds import CATALOGUE, by_place
 from holdfast.history import FaultRecord
 from holdfast.history.store import History
 from tests.cli.conftest import PROGRAM, Command, environment

@@ -15,8 +15,8 @@ from holdfast.cli.job_view import JobView
 from holdfast.cli.node_view import JobNode
 from holdfast.cli.recovery_view import ALWAYS
 from holdfast.history.models import JobTransition
+from holdfast.policies.states import TERMINAL, State
 from holdfast.report.phases import PHASE_OF_STATE
-from policies.states import TERMINAL, State
 from tests.cli.fixed_views import a_recovering_job, a_training_job, drawn, event, transition
 
 SCREENS: Final = Path(__file__).parent / "screens"

@@ -19,8 +19,8 @@ import yaml
 
 from holdfast.history.models import Checkpoint, HealthSample, Lease
 from holdfast.history.store import History
+from holdfast.policies.states import TERMINAL, State
 from holdfast.report.metrics.families import collect
-from policies.states import TERMINAL, State
 from tests.cli.conftest import PROGRAM, ROOT, environment
 from tests.cli.test_metrics import fetch, listening, moved, say
 from tests.cli.written_history import Author, a_running_job

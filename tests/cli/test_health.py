@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from detectors.codec import unpacked
-from detectors.readings import NodeReading
+from holdfast.detectors.codec import unpacked
+from holdfast.detectors.readings import NodeReading
 from tests.cli.conftest import Command
 from tests.readers.conftest import built
 

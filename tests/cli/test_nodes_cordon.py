@@ -12,9 +12,9 @@ import pytest
 
 from holdfast.history import History, cordons
 from holdfast.history.cordons import CordonTable
+from holdfast.policies.cordons import OperatorRequest, Owner, Rules
+from holdfast.policies.quarantine import quarantine
 from holdfast.spec import LocalCluster
-from policies.cordons import OperatorRequest, Owner, Rules
-from policies.quarantine import quarantine
 from tests.cli.conftest import Command
 from tests.history.rows import service_moves
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.launch import begin
-from policies.states import Event, Transition
+from holdfast.policies.states import Event, Transition
 from tests.waiting import wait_until
 
 SECONDS: Final = 100.0

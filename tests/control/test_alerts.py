@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from detectors.catalogue import Fault, RecommendedAction, RecommendedActions
-from detectors.diagnosis import see
-from detectors.evidence import HangLimits, NonFiniteLoss, ReplicaDigests
 from holdfast.control.faults.evaluator import LONG_INTERVAL, REPORT_SECONDS, Alerts
 from holdfast.control.faults.rank_status import RankStatusQuery, parse_rank_status
 from holdfast.control.state.generation import GenerationState, Roles
 from holdfast.control.supervisor import event_table
+from holdfast.detectors.catalogue import Fault, RecommendedAction, RecommendedActions
+from holdfast.detectors.diagnosis import see
+from holdfast.detectors.evidence import HangLimits, NonFiniteLoss, ReplicaDigests
 from holdfast.protocol import Message
 from tests.control.test_generation_state import BEAT
 from tests.mentions import mentions

@@ -10,8 +10,8 @@ import pytest
 from holdfast.control.checkpoints.interval import ENOUGH, CheckpointInterval, case_of, parts_of
 from holdfast.history import models
 from holdfast.history.statistics import FleetStatistics, StepStatistics
+from holdfast.policies.checkpoint_interval import IntervalCase, IntervalLimits, advise, rate_of
 from holdfast.spec import CheckpointPlan
-from policies.checkpoint_interval import IntervalCase, IntervalLimits, advise, rate_of
 from tests.mentions import mentions
 
 AUTO = CheckpointPlan(interval="auto")

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from detectors.evidence import NodeLeaving
 from holdfast.control.faults.diagnosis import settled_faults
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.supervise import control_job
+from holdfast.detectors.evidence import NodeLeaving
 from holdfast.spec import LocalCluster, TrainingJob
 
 MEMBERSHIP = {"node-0": [0], "node-1": [1]}

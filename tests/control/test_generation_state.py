@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from detectors.catalogue import Fault
-from detectors.diagnosis import see
-from detectors.evidence import HangLimits
 from holdfast.control.faults.rank_status import Pauses
 from holdfast.control.state.generation import GenerationState
 from holdfast.control.supervisor import event_table
+from holdfast.detectors.catalogue import Fault
+from holdfast.detectors.diagnosis import see
+from holdfast.detectors.evidence import HangLimits
 from holdfast.protocol import Message
 from tests.mentions import mentions
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from detectors.catalogue import Fault
 from holdfast.control.agents.events import NodeCounterIncreases, NodeFaultSeen
 from holdfast.control.faults.diagnosis import heard_once
 from holdfast.control.faults.node_faults import MAX_COUNTED, MAX_PAST, FaultHistory, NodeFaultDedup, with_counter_increases
+from holdfast.detectors.catalogue import Fault
 from holdfast.history import History, queries
 from holdfast.history.models import FaultRecord, Job
-from policies.case import PastFault
+from holdfast.policies.case import PastFault
 
 FAULT = {
     "event": "node.fault",

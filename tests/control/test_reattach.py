@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from detectors.evidence import GroupFailure, ReplaceRanksFailure, WorkerExit
 from holdfast.control.state.generation import GenerationState
 from holdfast.control.supervisor import event_table
+from holdfast.detectors.evidence import GroupFailure, ReplaceRanksFailure, WorkerExit
 from holdfast.protocol import Message
 
 MEMBERSHIP = {"a": [0, 1], "b": [2]}

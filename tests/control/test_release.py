@@ -10,8 +10,8 @@ from holdfast.control.nodes.allocations import AllocatedNodes
 from holdfast.control.nodes.approvals import Approvals
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.supervise import control_job
+from holdfast.policies.states import Event
 from holdfast.spec import LocalCluster, TrainingJob
-from policies.states import Event
 
 
 @pytest.mark.parametrize("is_lost", [False, True])

@@ -7,19 +7,19 @@ from typing import Any, cast
 
 import pytest
 
-from detectors.catalogue import Fault
-from detectors.evidence import StepBreakdown, StepBreakdowns
-from detectors.stragglers import LONG
 from holdfast.agent.workers.worker import BLOCK
 from holdfast.control.config.watched_files import WatchedPolicy
 from holdfast.control.faults.stragglers import INTERVAL, Stragglers
 from holdfast.control.state.generations import Generations
 from holdfast.control.state.job_log import JobLog
 from holdfast.control.supervisor.requests import Requests
+from holdfast.detectors.catalogue import Fault
+from holdfast.detectors.evidence import StepBreakdown, StepBreakdowns
+from holdfast.detectors.stragglers import LONG
 from holdfast.history import models
+from holdfast.policies.policy import NAMED
+from holdfast.policies.slowness import StragglerAction
 from holdfast.spec import TrainingJob
-from policies.policy import NAMED
-from policies.slowness import StragglerAction
 from tests.mentions import mentions
 
 WELL = StepBreakdown(own=0.3, talk=0.05, data=0.0)

@@ -11,8 +11,8 @@ from holdfast.control.supervisor.flow_run import FlowRun
 from holdfast.control.supervisor.leadership import Leadership, StandbyController
 from holdfast.control.supervisor.supervise import control_job
 from holdfast.history import History, models, queries
+from holdfast.policies.states import Event, State
 from holdfast.spec import LocalCluster, TrainingJob
-from policies.states import Event, State
 
 SPEC = TrainingJob(name="put-aside", command=["true"], preflight=False)
 

@@ -18,10 +18,10 @@ from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.supervise import control_job
 from holdfast.history import models
+from holdfast.policies.case import Decision, Placement, RecoveryAction
+from holdfast.policies.states import Event
 from holdfast.process import is_alive
 from holdfast.spec import LocalCluster, TrainingJob
-from policies.case import Decision, Placement, RecoveryAction
-from policies.states import Event
 from tests.waiting import wait_until
 
 MEMBERSHIP = {"node-0": [0], "node-1": [1]}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from detectors.catalogue import Fault
-from detectors.diagnosis import see
-from detectors.evidence import AgentUnreachable, Evidence, HangLimits, RankProgress, WorkerException, WorkerExit
+from holdfast.detectors.catalogue import Fault
+from holdfast.detectors.diagnosis import see
+from holdfast.detectors.evidence import AgentUnreachable, Evidence, HangLimits, RankProgress, WorkerException, WorkerExit
 
 
 def an_end(node: str = "n0", rank: int = 0, at: float = 0.0, **facts: Any) -> WorkerExit:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from detectors.all_kinds import CATALOGUE
-from detectors.associations import ASSOCIATIONS, PLACE, BadAssociation, Scope, follows_step, is_secondary, load, traits_of
-from detectors.catalogue import Fault
-from detectors.causes import MOST, candidates, device_of, explained, peers_in
-from detectors.diagnosis import diagnose, evidence_wait_seconds, see
-from detectors.evidence import HangLimits, LogLine
-from detectors.outputs import said
+from holdfast.detectors.all_kinds import CATALOGUE
+from holdfast.detectors.associations import ASSOCIATIONS, PLACE, BadAssociation, Scope, follows_step, is_secondary, load, traits_of
+from holdfast.detectors.catalogue import Fault
+from holdfast.detectors.causes import MOST, candidates, device_of, explained, peers_in
+from holdfast.detectors.diagnosis import diagnose, evidence_wait_seconds, see
+from holdfast.detectors.evidence import HangLimits, LogLine
+from holdfast.detectors.outputs import said
 from tests.detectors.evidence_of import a_killed, an_echo, an_end, an_error, seen
 
 

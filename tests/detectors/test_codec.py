@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import pytest
 
-from detectors.codec import MalformedData, Pool, packed, unpacked
-from detectors.evidence import Unknown
+from holdfast.detectors.codec import MalformedData, Pool, packed, unpacked
+from holdfast.detectors.evidence import Unknown
 
 
 class Colour(StrEnum):

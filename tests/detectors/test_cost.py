@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from detectors.catalogue import CATALOGUE
-from detectors.evidence import LogLine, WorkerExit
-from detectors.logs import LONGEST, judge
-from detectors.outputs import read, said
-from detectors.signatures import SIGNATURES
-from detectors.signatures.loading import REACH, Signature, bounded
+from holdfast.detectors.catalogue import CATALOGUE
+from holdfast.detectors.evidence import LogLine, WorkerExit
+from holdfast.detectors.logs import LONGEST, judge
+from holdfast.detectors.outputs import read, said
+from holdfast.detectors.signatures import SIGNATURES
+from holdfast.detectors.signatures.loading import REACH, Signature, bounded
 from tests.costs import MOST, RUNS, SMALL, filled, growth, seconds
 
 LENGTH = 4096

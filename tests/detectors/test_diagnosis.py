@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.associations import follows_step, is_secondary
-from detectors.catalogue import CATALOGUE, CATALOGUE_ACTIONS, Attribution, Fault
-from detectors.diagnosis import SILENCE_SECONDS, Diagnosis, PastFailure, diagnose, evidence_wait_seconds, unexplained_faults
-from detectors.evidence import CheckpointFailure, Evidence, LogLine, Progress, RecoveryTimeout, StartFailure, Unknown, WorkerStop
+from holdfast.detectors.associations import follows_step, is_secondary
+from holdfast.detectors.catalogue import CATALOGUE, CATALOGUE_ACTIONS, Attribution, Fault
+from holdfast.detectors.diagnosis import SILENCE_SECONDS, Diagnosis, PastFailure, diagnose, evidence_wait_seconds, unexplained_faults
+from holdfast.detectors.evidence import CheckpointFailure, Evidence, LogLine, Progress, RecoveryTimeout, StartFailure, Unknown, WorkerStop
 from tests.detectors.evidence_of import a_killed, a_rank, a_silence, an_echo, an_end, an_error, seen
 from tests.each import each
 from tests.mentions import mentions

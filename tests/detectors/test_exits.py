@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from detectors.evidence import HangLimits, StartFailure, Unknown, WorkerException, WorkerStop
+from holdfast.detectors.evidence import HangLimits, StartFailure, Unknown, WorkerException, WorkerStop
 from tests.detectors.evidence_of import an_echo, an_end, an_error, seen, the_fault
 from tests.mentions import mentions
 

@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from detectors.catalogue import CATALOGUE
-from detectors.evidence import NOT_REQUESTED, Unknown
-from detectors.findings import HOUR, THRESHOLDS, ReadingPair, grown, growths
-from detectors.gpu_readings import Gpu, GpuReading
-from detectors.health import JUDGES, judge, unknown_signals
-from detectors.readings import CounterGrowth, NodeReading
+from holdfast.detectors.catalogue import CATALOGUE
+from holdfast.detectors.evidence import NOT_REQUESTED, Unknown
+from holdfast.detectors.findings import HOUR, THRESHOLDS, ReadingPair, grown, growths
+from holdfast.detectors.gpu_readings import Gpu, GpuReading
+from holdfast.detectors.health import JUDGES, judge, unknown_signals
+from holdfast.detectors.readings import CounterGrowth, NodeReading
 
 PARTS = {field.name for field in dataclasses.fields(NodeReading)} - {"node", "at"}
 DARK = Unknown("nobody could look")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from detectors.evidence import FrozenParameters, LossHistory, NonFiniteLoss
+from holdfast.detectors.evidence import FrozenParameters, LossHistory, NonFiniteLoss
 from tests.detectors.evidence_of import seen, the_fault
 from tests.mentions import mentions
 

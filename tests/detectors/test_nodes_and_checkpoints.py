@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from detectors.catalogue import RecommendedAction
-from detectors.evidence import CheckpointFailure, Unknown
+from holdfast.detectors.catalogue import RecommendedAction
+from holdfast.detectors.evidence import CheckpointFailure, Unknown
 from tests.detectors.evidence_of import a_silence, seen, the_fault
 from tests.mentions import mentions
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.evidence import HangLimits, Progress, RankProgress, RecoveryTimeout
-from detectors.progress import WINDOW, describe_pause, hang_limit, pause_in, suspect
+from holdfast.detectors.evidence import HangLimits, Progress, RankProgress, RecoveryTimeout
+from holdfast.detectors.progress import WINDOW, describe_pause, hang_limit, pause_in, suspect
 from tests.detectors.evidence_of import a_rank, seen, the_fault
 from tests.mentions import mentions
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from detectors.catalogue import CATALOGUE, CATALOGUE_ACTIONS, Fault, RecommendedAction, RecommendedActions
-from detectors.diagnosis import diagnose, evidence_wait_seconds
+from holdfast.detectors.catalogue import CATALOGUE, CATALOGUE_ACTIONS, Fault, RecommendedAction, RecommendedActions
+from holdfast.detectors.diagnosis import diagnose, evidence_wait_seconds
 
 STRAGGLER = Fault(kind="straggler-gpu", at=0.0, node="n0", rank=0)
 KILL = Fault(kind="worker-sigkill", at=40.0, node="n1", rank=1)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from detectors.evidence import ReplicaDigests
+from holdfast.detectors.evidence import ReplicaDigests
 from tests.detectors.evidence_of import seen, the_fault
 from tests.mentions import mentions
 

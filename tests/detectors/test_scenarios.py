@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from detectors.catalogue import Fault
-from detectors.diagnosis import Diagnosis, PastFailure, diagnose, see
-from detectors.evidence import CheckpointFailure, HangLimits, LogLine, Progress, StartFailure
-from detectors.gpu_readings import Xid, XidEvent
-from detectors.outputs import said
-from policies.escalation import Case
+from holdfast.detectors.catalogue import Fault
+from holdfast.detectors.diagnosis import Diagnosis, PastFailure, diagnose, see
+from holdfast.detectors.evidence import CheckpointFailure, HangLimits, LogLine, Progress, StartFailure
+from holdfast.detectors.gpu_readings import Xid, XidEvent
+from holdfast.detectors.outputs import said
+from holdfast.policies.escalation import Case
 from tests.detectors.evidence_of import a_rank, a_silence, an_end, an_error
 from tests.each import each
 

@@ -9,8 +9,8 @@ from statistics import median
 
 import pytest
 
-from detectors.evidence import StepBreakdown, StepBreakdowns, StepTimes
-from detectors.stragglers import cost_of
+from holdfast.detectors.evidence import StepBreakdown, StepBreakdowns, StepTimes
+from holdfast.detectors.stragglers import cost_of
 from tests.detectors.evidence_of import seen, the_fault
 from tests.mentions import mentions
 

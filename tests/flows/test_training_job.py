@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from prefect.utilities.collections import visit_collection
 
-from flows.training_job import MACHINE, training_job
+from holdfast.flows.training_job import MACHINE, training_job
+from holdfast.policies.states import TERMINAL, TRANSITIONS, State
 from holdfast.prefect_client.supervised_job import SupervisedJob
 from holdfast.spec import TrainingJob
-from policies.states import TERMINAL, TRANSITIONS, State
 
 TASKS = sorted(Path(__file__).parents[2].glob("tasks/[!_]*.py"))
 

@@ -176,6 +176,6 @@ def test_queries_of_many_jobs_find_what_those_of_one_find(history: History) -> N
 
 def test_the_terminal_states_are_those_of_the_policies() -> None:
     """The history may not import the policies; the words must agree."""
-    from policies import states  # noqa: PLC0415 (only a test may look at both)
+    from holdfast.policies import states  # noqa: PLC0415 (only a test may look at both)
 
     assert {str(state) for state in states.TERMINAL} == queries.TERMINAL

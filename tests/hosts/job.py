@@ -92,7 +92,7 @@ class HostJob:
         """Start a flow for the job: the first, or one that stands by."""
         spec = self.standby_spec() if standby else self.spec
         with (self.place / f"flow-{len(self.flows)}.log").open("wb") as out:
-            command = [sys.executable, "-m", "flows.training_job", str(spec)]
+            command = [sys.executable, "-m", "holdfast.flows.training_job", str(spec)]
             flow = subprocess.Popen(command, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
         self.flows.append(flow)
         return flow

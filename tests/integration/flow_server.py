@@ -1,6 +1,6 @@
 """Import Prefect and the flow once, then fork a flow for each order: a program that `Flows` speaks with over its pipes.
 
-Nothing here starts a thread or a connection before the fork, so a fork is as good as ``python -m flows.training_job``, and three seconds of
+Nothing here starts a thread or a connection before the fork, so a fork is as good as ``python -m holdfast.flows.training_job``, and three seconds of
 a core cheaper. That those words themselves work is seen wherever a test uses the command, and where a stage has its own Prefect server.
 """
 
@@ -107,7 +107,7 @@ def prefect_of(environment: Mapping[str, str]) -> dict[str, str]:
 
 def main() -> int:
     """Serve one order after another until the pipe ends; in a fork, become the flow."""
-    from flows.training_job import training_job  # noqa: PLC0415
+    from holdfast.flows.training_job import training_job  # noqa: PLC0415
     from holdfast.prefect_client import flow_program  # noqa: PLC0415 (the tests' end needs none of it)
 
     for module in WHAT_A_FLOW_IMPORTS:

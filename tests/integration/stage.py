@@ -175,7 +175,7 @@ class Stage:
     def _program(self, spec: Path, log: Path) -> subprocess.Popen[bytes]:
         with log.open("ab") as out:
             return subprocess.Popen(
-                [sys.executable, "-m", "flows.training_job", str(spec)],
+                [sys.executable, "-m", "holdfast.flows.training_job", str(spec)],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=out,

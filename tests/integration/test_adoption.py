@@ -84,7 +84,7 @@ def test_a_flow_whose_output_nobody_reads_any_more_steers_on(stage: Stage) -> No
     play.steps_to(3)
     play.dies()
     reader, writer = os.pipe()
-    command = [sys.executable, "-m", "flows.training_job", str(play.spec)]
+    command = [sys.executable, "-m", "holdfast.flows.training_job", str(play.spec)]
     environment = stage.environment | {"PREFECT_LOGGING_LEVEL": "INFO"}
     process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=writer, stderr=writer, start_new_session=True)
     again = Play("unread", stage, process, play.spec)

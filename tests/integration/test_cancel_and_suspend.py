@@ -184,7 +184,7 @@ def shared_desk(prefect_server: PrefectServer, tmp_path_factory: pytest.TempPath
     place = tmp_path_factory.mktemp("desk")
     file = place / "prefect.yaml"
     pool = {"name": POOL, "work_queue_name": "default", "job_variables": {}}
-    entry = {"name": "desk", "entrypoint": "flows.training_job.training_job", "work_pool": pool}
+    entry = {"name": "desk", "entrypoint": "holdfast.flows.training_job.training_job", "work_pool": pool}
     file.write_text(json.dumps({"name": "desk", "build": None, "push": None, "pull": [], "deployments": [entry]}))
     for words in (["work-pool", "create", POOL, "--type", "process"], ["deploy", "--all", "--prefect-file", str(file)]):
         command = [sys.executable, "-m", "prefect", "--no-prompt", *words]

@@ -10,8 +10,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from flows.cluster_health import cluster_health
 from holdfast.cluster.local import LocalNodes
+from holdfast.flows.cluster_health import cluster_health
 from holdfast.history import History
 from holdfast.history.health_samples import health_by_node
 from holdfast.report.node_text import CELL
@@ -23,7 +23,7 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 RUN = """
-from flows.cluster_health import cluster_health
+from holdfast.flows.cluster_health import cluster_health
 from holdfast.spec import LocalCluster
 cluster_health(LocalCluster(name="checked", nodes=3), sweeps=2, every=0.01)
 """

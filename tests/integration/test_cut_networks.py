@@ -19,8 +19,8 @@ import pytest
 
 from holdfast.cli.watch import request_stop
 from holdfast.history import FaultRecord, queries
+from holdfast.policies.policy import PolicyTimeouts
 from holdfast.testing.chaos import Placed
-from policies.policy import PolicyTimeouts
 from tests.hosts.fixture import rack_of
 from tests.hosts.host import Direction, Host, Whom
 from tests.hosts.job import HostJob, set_up
@@ -148,7 +148,7 @@ def steered_from(rack: Rack, job: HostJob, host: Host, prefect: PrefectServer) -
     home.mkdir()
     own = {"HOLDFAST_HOME": str(home), "HOLDFAST_HISTORY": f"sqlite:///{job.place / 'home' / 'history.db'}", "HOME": str(host.home)}
     words = [f"{name}={value}" for name, value in (job.environment | own).items()]
-    flow = [sys.executable, "-m", "flows.training_job", str(job.standby_spec())]
+    flow = [sys.executable, "-m", "holdfast.flows.training_job", str(job.standby_spec())]
     with (job.place / "flow-elsewhere.log").open("wb") as log:
         tunnel = subprocess.Popen([*rack.login, "-b", rack.second_address(), "-NR", f"{port}:127.0.0.1:{port}", host.address], stderr=log)
         standby = host.start("env", "-i", *words, *flow, log=log)

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from holdfast.history import queries
-from policies.uptime import LEAST
+from holdfast.policies.uptime import LEAST
 from tests.integration.stage import Play, Stage
 from tests.mentions import mentions
 from tests.waiting import wait_until

@@ -14,9 +14,9 @@ import pytest
 
 from holdfast.history import History, cordons
 from holdfast.history.cordons import CordonTable
-from policies.cordons import CordonedFault, OperatorRequest, Owner, Rules
-from policies.node_states import NodeState
-from policies.quarantine import cordon, quarantine, return_to_service
+from holdfast.policies.cordons import CordonedFault, OperatorRequest, Owner, Rules
+from holdfast.policies.node_states import NodeState
+from holdfast.policies.quarantine import cordon, quarantine, return_to_service
 from tests.history.rows import service_moves
 from tests.integration.conftest import PrefectServer
 from tests.integration.test_prefect_shows import asked
@@ -25,7 +25,7 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 RUN = """
-from flows.node_repair import node_repair
+from holdfast.flows.node_repair import node_repair
 from holdfast.spec import cluster_of
 
 def cluster(disk):
@@ -82,7 +82,7 @@ def test_nodes_come_back_by_passing_and_are_decommissioned_by_failing(prefect_se
 
 
 BLIND = """
-from flows.node_repair import node_repair
+from holdfast.flows.node_repair import node_repair
 from holdfast.spec import cluster_of
 
 burn_in = {"disk_size": "4MiB", "network_size": "1MiB", "max_memory": "8MiB", "nice": 0}

@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.history import FaultRecord, approvals, cordons, queries
 from holdfast.history.health_samples import save_sweep
 from holdfast.history.models import ApprovalRequest
-from policies.node_health import HealthAssessment, HealthFinding
+from holdfast.policies.node_health import HealthAssessment, HealthFinding
 from tests.history.rows import service_moves
 from tests.integration.prefect_api import ask
 from tests.integration.stage import BOOTED, Play, Stage

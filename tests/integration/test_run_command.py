@@ -18,9 +18,9 @@ from holdfast.cli.changes import end_change
 from holdfast.cli.job_view import view_job
 from holdfast.cli.recovery_view import ALWAYS as PHASES
 from holdfast.history import History, holder_of, queries
+from holdfast.policies.states import State
 from holdfast.report.phases import label_of
 from holdfast.testing.orphans import leftovers
-from policies.states import State
 from tests.cli.terminal import Terminal
 from tests.integration.conftest import PrefectServer
 from tests.mentions import mentions, one_line_mentions
@@ -455,7 +455,7 @@ def test_a_flow_that_is_told_to_let_go_before_it_has_imported_prefect_does_so(pl
     spec = place.folder / "spec.json"
     job = {"name": "early", "command": ["true"], "workdir": str(place.folder)}
     spec.write_text(json.dumps({"job": job, "cluster": {"kind": "local", "name": "early", "nodes": 1}}))
-    command = [sys.executable, "-P", "-m", "flows.training_job", str(spec)]
+    command = [sys.executable, "-P", "-m", "holdfast.flows.training_job", str(spec)]
     with subprocess.Popen(command, env=place.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as flow:
         wait_until(lambda: hears(flow.pid, signal.SIGUSR1), seconds=SECONDS)
         flow.send_signal(signal.SIGUSR1)

@@ -16,10 +16,10 @@ import pytest
 from holdfast import exit_codes
 from holdfast.history import cordons, holder_of, queries
 from holdfast.history.cordons import CordonTable
+from holdfast.policies.cordons import Answer, CordonChanged, Node, OperatorRequest, Owner
+from holdfast.policies.quarantine import cordon, uncordon
 from holdfast.spec import SlurmCluster
 from holdfast.testing.chaos import Chaos
-from policies.cordons import Answer, CordonChanged, Node, OperatorRequest, Owner
-from policies.quarantine import cordon, uncordon
 from tests.integration.conftest import PrefectServer
 from tests.integration.flow_server import Flows
 from tests.integration.stage import PACED, Play

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from detectors.catalogue import Fault
-from detectors.diagnosis import Diagnosis
-from policies.escalation import POLICIES, Case, Decision, PastRecovery, RecoveryAction, decide
+from holdfast.detectors.catalogue import Fault
+from holdfast.detectors.diagnosis import Diagnosis
+from holdfast.policies.escalation import POLICIES, Case, Decision, PastRecovery, RecoveryAction, decide
 
 NOW = 10_000.0
 

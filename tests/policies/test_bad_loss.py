@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from detectors.catalogue import Fault, RecommendedAction, RecommendedActions
-from policies.case import Case, Pass, RecoveryAction
-from policies.escalation import RollBack
-from policies.policy import NAMED, Policy
+from holdfast.detectors.catalogue import Fault, RecommendedAction, RecommendedActions
+from holdfast.policies.case import Case, Pass, RecoveryAction
+from holdfast.policies.escalation import RollBack
+from holdfast.policies.policy import NAMED, Policy
 from tests.mentions import mentions
 from tests.policies.cases import NOW, a_case, a_recovery
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.catalogue import CATALOGUE, Fault
-from detectors.diagnosis import diagnose
-from policies.case_codec import MANY_FAULTS, MOST_BYTES, MOST_FAULTS, VERSION, UnreadableCase, bounded, from_record, to_record
-from policies.escalation import POLICIES, Case, RecoveryAction, decide
+from holdfast.detectors.catalogue import CATALOGUE, Fault
+from holdfast.detectors.diagnosis import diagnose
+from holdfast.policies.case_codec import MANY_FAULTS, MOST_BYTES, MOST_FAULTS, VERSION, UnreadableCase, bounded, from_record, to_record
+from holdfast.policies.escalation import POLICIES, Case, RecoveryAction, decide
 from tests.policies.cases import NOW, a_case
 from tests.policies.test_escalation_properties import cases
 

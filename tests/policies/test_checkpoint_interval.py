@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.checkpoint_interval import (
+from holdfast.policies.checkpoint_interval import (
     PUBLISHED,
     IntervalCase,
     IntervalLimits,

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from detectors.all_kinds import CATALOGUE
-from detectors.associations import follows_step
+from holdfast.detectors.all_kinds import CATALOGUE
+from holdfast.detectors.associations import follows_step
+from holdfast.policies.escalation import POLICIES, Case, Decision, Pass, RecoveryAction, RecoveryBudget, decide
+from holdfast.policies.policy import BASE, NAMED
 from holdfast.spec import TrainingJob
 from holdfast.spec.job import POLICIES as NAMES
-from policies.escalation import POLICIES, Case, Decision, Pass, RecoveryAction, RecoveryBudget, decide
-from policies.policy import BASE, NAMED
 from tests.each import each
 from tests.mentions import mentions
 from tests.policies.cases import NOW, a_case, a_diagnosis, a_recovery, decided

@@ -8,13 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.all_kinds import CATALOGUE
-from detectors.catalogue import Fault, RecommendedAction, RecommendedActions
-from detectors.diagnosis import Diagnosis
-from policies.case import PastFault
-from policies.escalation import POLICIES, Case, Decision, HotSpare, PastRecovery, RecoveryAction, RecoveryBudget, RestartAgain, decide
-from policies.in_process import unhealthy_ranks
-from policies.placement import members_after, membership_after
+from holdfast.detectors.all_kinds import CATALOGUE
+from holdfast.detectors.catalogue import Fault, RecommendedAction, RecommendedActions
+from holdfast.detectors.diagnosis import Diagnosis
+from holdfast.policies.case import PastFault
+from holdfast.policies.escalation import (
+    POLICIES,
+    Case,
+    Decision,
+    HotSpare,
+    PastRecovery,
+    RecoveryAction,
+    RecoveryBudget,
+    RestartAgain,
+    decide,
+)
+from holdfast.policies.in_process import unhealthy_ranks
+from holdfast.policies.placement import members_after, membership_after
 from tests.policies.cases import NOW, a_diagnosis
 
 NODES = tuple("abcdefgh")

@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from policies.node_states import IN_SERVICE, NODE_MOVES, NodeEvent, NodeState, move_node
-from policies.states import UnlistedTransition
+from holdfast.policies.node_states import IN_SERVICE, NODE_MOVES, NodeEvent, NodeState, move_node
+from holdfast.policies.states import UnlistedTransition
 from tests.policies.shape import reached
 
 

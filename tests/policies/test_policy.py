@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from detectors.catalogue import RecommendedAction
-from policies.case import RecoveryAction, RecoveryBudget
-from policies.escalation import ORDERS, POLICIES
-from policies.policy import NAMED, Policy, PolicyTimeouts
+from holdfast.detectors.catalogue import RecommendedAction
+from holdfast.policies.case import RecoveryAction, RecoveryBudget
+from holdfast.policies.escalation import ORDERS, POLICIES
+from holdfast.policies.policy import NAMED, Policy, PolicyTimeouts
 from tests.policies.cases import a_case, a_recovery
 
 

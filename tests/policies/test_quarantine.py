@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from detectors.catalogue import CATALOGUE_ACTIONS, Fault, RecommendedAction, RecommendedActions
-from detectors.diagnosis import Diagnosis
-from policies.cordons import (
+from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, Fault, RecommendedAction, RecommendedActions
+from holdfast.detectors.diagnosis import Diagnosis
+from holdfast.policies.cordons import (
     Answer,
     CordonChanged,
     CordonedFault,
@@ -23,9 +23,9 @@ from policies.cordons import (
     TransitionRefused,
     describe,
 )
-from policies.node_faults import find_node_faults, isolating_fault
-from policies.node_states import NodeState
-from policies.quarantine import (
+from holdfast.policies.node_faults import find_node_faults, isolating_fault
+from holdfast.policies.node_states import NodeState
+from holdfast.policies.quarantine import (
     begin_burn_in,
     cordon,
     decommission,

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from detectors.catalogue import Fault, RecommendedAction, RecommendedActions
-from detectors.diagnosis import Diagnosis
-from policies.case import Case, HotSpare, Noted, Pass, PastFault, RecoveryAction
-from policies.escalation import POLICIES, decide
-from policies.recurrence import ExcuseWhenCorrelated, LeaveWhenFlapping, LeaveWhenRecurring
+from holdfast.detectors.catalogue import Fault, RecommendedAction, RecommendedActions
+from holdfast.detectors.diagnosis import Diagnosis
+from holdfast.policies.case import Case, HotSpare, Noted, Pass, PastFault, RecoveryAction
+from holdfast.policies.escalation import POLICIES, decide
+from holdfast.policies.recurrence import ExcuseWhenCorrelated, LeaveWhenFlapping, LeaveWhenRecurring
 from tests.mentions import mentions
 from tests.policies.cases import NOW, a_case, a_recovery, decided
 

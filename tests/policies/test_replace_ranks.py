@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from detectors.catalogue import Fault
-from detectors.diagnosis import Diagnosis
-from policies.case import Case, Decision, HotSpare, Pass, Placement, RecoveryAction
-from policies.escalation import POLICIES, decide
-from policies.in_process import ReplaceRanks
-from policies.placement import membership_after, nodes_needed, place, with_spares
+from holdfast.detectors.catalogue import Fault
+from holdfast.detectors.diagnosis import Diagnosis
+from holdfast.policies.case import Case, Decision, HotSpare, Pass, Placement, RecoveryAction
+from holdfast.policies.escalation import POLICIES, decide
+from holdfast.policies.in_process import ReplaceRanks
+from holdfast.policies.placement import membership_after, nodes_needed, place, with_spares
 from tests.mentions import mentions
 from tests.policies.cases import NOW, a_recovery
 

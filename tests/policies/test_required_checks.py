@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from detectors.all_kinds import CATALOGUE
-from detectors.burn_in_results import Check, CheckMark
-from detectors.catalogue import COMPONENTS, RecommendedAction
-from policies.burn_in import explain_still_isolated, outcome
-from policies.cordons import CordonedFault
-from policies.required_checks import BY_ATTRIBUTION, EXERCISES, OF_COMPONENT, UNTESTED, NodePart, part_of, parts_to_test, unproven
+from holdfast.detectors.all_kinds import CATALOGUE
+from holdfast.detectors.burn_in_results import Check, CheckMark
+from holdfast.detectors.catalogue import COMPONENTS, RecommendedAction
+from holdfast.policies.burn_in import explain_still_isolated, outcome
+from holdfast.policies.cordons import CordonedFault
+from holdfast.policies.required_checks import BY_ATTRIBUTION, EXERCISES, OF_COMPONENT, UNTESTED, NodePart, part_of, parts_to_test, unproven
 from tests.mentions import mentions
 
 SOUND = tuple(Check(name=name, mark=CheckMark.PASSED, words="fine") for name in ("compute", "memory", "disk", "clock", "network"))

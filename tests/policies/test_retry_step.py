@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from detectors.catalogue import Fault, RecommendedAction, RecommendedActions
-from policies.case import Case, Decision, Pass, RecoveryAction
-from policies.escalation import POLICIES, decide
-from policies.in_process import RetryStep
+from holdfast.detectors.catalogue import Fault, RecommendedAction, RecommendedActions
+from holdfast.policies.case import Case, Decision, Pass, RecoveryAction
+from holdfast.policies.escalation import POLICIES, decide
+from holdfast.policies.in_process import RetryStep
 from tests.mentions import mentions
 from tests.policies.cases import NOW, a_recovery
 from tests.policies.test_replace_ranks import a_loss

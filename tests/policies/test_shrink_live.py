@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.catalogue import Fault
-from detectors.diagnosis import Diagnosis
-from policies.case import Case, Decision, HotSpare, ModelCopies, Pass, Placement, RecoveryAction
-from policies.case_codec import from_record, to_record
-from policies.escalation import ORDERS, POLICIES, decide
-from policies.in_process import ShrinkLive, complete_copies, placements_to_grow, restart_pays_off
-from policies.placement import membership_after
+from holdfast.detectors.catalogue import Fault
+from holdfast.detectors.diagnosis import Diagnosis
+from holdfast.policies.case import Case, Decision, HotSpare, ModelCopies, Pass, Placement, RecoveryAction
+from holdfast.policies.case_codec import from_record, to_record
+from holdfast.policies.escalation import ORDERS, POLICIES, decide
+from holdfast.policies.in_process import ShrinkLive, complete_copies, placements_to_grow, restart_pays_off
+from holdfast.policies.placement import membership_after
 from tests.mentions import mentions
 from tests.policies.cases import NOW, a_recovery
 

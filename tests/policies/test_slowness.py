@@ -9,9 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from detectors.codec import packed, unpacked
-from policies.policy import NAMED
-from policies.slowness import PAUSE, RECOVERY, TRUST, MigrateStraggler, PastMigration, StragglerAction, StragglerCase, StragglerOutcome
+from holdfast.detectors.codec import packed, unpacked
+from holdfast.policies.policy import NAMED
+from holdfast.policies.slowness import (
+    PAUSE,
+    RECOVERY,
+    TRUST,
+    MigrateStraggler,
+    PastMigration,
+    StragglerAction,
+    StragglerCase,
+    StragglerOutcome,
+)
 
 NOW = 1_000_000.0
 RULE = MigrateStraggler()

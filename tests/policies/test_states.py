@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 
-from policies.states import TERMINAL, TRANSITIONS, Event, State, UnlistedTransition, advance
+from holdfast.policies.states import TERMINAL, TRANSITIONS, Event, State, UnlistedTransition, advance
 from tests.each import each
 from tests.mentions import mentions
 from tests.policies.shape import reached

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.uptime import LEAST, SILENT, counts_as_progress
+from holdfast.policies.uptime import LEAST, SILENT, counts_as_progress
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from detectors.codec import unpacked
-from detectors.evidence import Unknown
-from detectors.gpu_readings import Gpu, GpuReading
+from holdfast.detectors.codec import unpacked
+from holdfast.detectors.evidence import Unknown
+from holdfast.detectors.gpu_readings import Gpu, GpuReading
 from holdfast.probe.readers.local import read_node
 
 ROOT = Path(__file__).parent.parent.parent
@@ -48,7 +48,7 @@ def old_nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 LOOK = """
 import json, os, sys
 from pathlib import Path
-from detectors.codec import packed
+from holdfast.detectors.codec import packed
 from holdfast.probe.readers.gpus import read_gpus
 for line in sys.stdin:
     os.environ["NVML_STAND_IN_STATE"], root = json.loads(line)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from detectors.catalogue import Fault
-from detectors.evidence import Unknown
-from detectors.gpu_readings import Ecc, Fabric, Gpu, GpuProcess, GpuReading, Heat, Pcie, RemappedRows
-from detectors.health import judge
-from detectors.readings import KernelLine, KernelReading, NodeReading
+from holdfast.detectors.catalogue import Fault
+from holdfast.detectors.evidence import Unknown
+from holdfast.detectors.gpu_readings import Ecc, Fabric, Gpu, GpuProcess, GpuReading, Heat, Pcie, RemappedRows
+from holdfast.detectors.health import judge
+from holdfast.detectors.readings import KernelLine, KernelReading, NodeReading
 from holdfast.probe.readers.gpus import read_gpus
 from tests.readers.conftest import StandIn
 

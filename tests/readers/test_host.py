@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from detectors.evidence import Unknown
-from detectors.health import judge
-from detectors.readings import ClockReading, HostReading, NodeReading, ServiceState
+from holdfast.detectors.evidence import Unknown
+from holdfast.detectors.health import judge
+from holdfast.detectors.readings import ClockReading, HostReading, NodeReading, ServiceState
 from holdfast.probe.readers.host import read_clock, read_host
 from holdfast.probe.readers.services import HOST_PID_NAMESPACE, read_processes, read_services, sees_all_processes
 from holdfast.process import state_of

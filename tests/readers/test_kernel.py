@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from detectors.evidence import HangLimits
-from detectors.health import judge, see_growth
-from detectors.readings import CounterGrowth, KernelLine, KernelReading, NodeReading
-from detectors.xids import xid_of
+from holdfast.detectors.evidence import HangLimits
+from holdfast.detectors.health import judge, see_growth
+from holdfast.detectors.readings import CounterGrowth, KernelLine, KernelReading, NodeReading
+from holdfast.detectors.xids import xid_of
 from holdfast.probe.readers.kernel import ELSEWHERE, KernelLog, parsed, read_kernel
 
 KMSG = Path("/dev/kmsg")

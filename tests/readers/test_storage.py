@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from detectors.catalogue import Fault
-from detectors.evidence import Unknown
-from detectors.health import judge
-from detectors.readings import Mount, NodeReading, StorageReading
+from holdfast.detectors.catalogue import Fault
+from holdfast.detectors.evidence import Unknown
+from holdfast.detectors.health import judge
+from holdfast.detectors.readings import Mount, NodeReading, StorageReading
 from holdfast.probe.readers.storage import mounted, read_disks, with_space
 from tests.mentions import mentions
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from detectors.diagnosis import see
-from detectors.evidence import HangLimits
-from detectors.gpu_readings import Xid, XidEvent
+from holdfast.detectors.diagnosis import see
+from holdfast.detectors.evidence import HangLimits
+from holdfast.detectors.gpu_readings import Xid, XidEvent
 from tests.readers.conftest import StandIn
 
 ROOT = Path(__file__).parent.parent.parent

@@ -16,11 +16,11 @@ import yaml
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from detectors.catalogue import CATALOGUE
 from holdfast.accounting.bill import Bill, Mean, bill
 from holdfast.accounting.ledger import Ledger, TimeCategory
 from holdfast.accounting.losses import FailureCosts, losses
 from holdfast.accounting.timeline_reader import COMPUTE
+from holdfast.detectors.catalogue import CATALOGUE
 from holdfast.errors import NotWritable
 from holdfast.history.models import FaultRecord, Incident, IncidentDiagnosis, Job, JobEvent, JobTransition, NodeStatusChange
 from holdfast.history.store import History

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from detectors.evidence import RankProgress
-from detectors.hang_analysis import explain
 from holdfast.control.faults.rank_status import parse_rank_status
+from holdfast.detectors.evidence import RankProgress
+from holdfast.detectors.hang_analysis import explain
 from holdfast.runtime.groups.operations import MAX_PENDING, InFlightOperations
 from holdfast.runtime.telemetry.rank_status import QUERIES, answer_queries
 from tests.runtime.flow_double import FlowDouble, Job

@@ -14,8 +14,8 @@ from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.supervise import control_job
 from holdfast.gpu_assignment import VISIBLE
 from holdfast.history import History, queries
+from holdfast.policies.states import Event, State
 from holdfast.spec import SlurmCluster, TrainingJob
-from policies.states import Event, State
 from tests.control.launches import COUNTS, ends, launched
 from tests.mentions import mentions
 from tests.slurm.slurm_server import SlurmServer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from detectors.burn_in_results import CheckMark
 from holdfast.cluster.ssh import SshBurnInConnections
+from holdfast.detectors.burn_in_results import CheckMark
 from holdfast.probe.burn_in.plan import BurnInPlan
 from holdfast.probe.burn_in.runner import BurnInRunner
 from tests.mentions import mentions

@@ -9,10 +9,10 @@ import pytest
 from paramiko import HostKeys, PKey
 from paramiko.hostkeys import InvalidHostKey
 
-from detectors.evidence import Unknown
-from detectors.readings import NodeReading
 from holdfast.cluster.ssh import known_hosts
 from holdfast.cluster.ssh.known_hosts import KnownHosts, name_in_file
+from holdfast.detectors.evidence import Unknown
+from holdfast.detectors.readings import NodeReading
 from holdfast.errors import UnusableFile
 from holdfast.probe.remote.program import ProbeFailed
 from tests.ssh.conftest import Site

@@ -14,8 +14,8 @@ from holdfast.control.supervisor.supervise import control_job
 from holdfast.errors import RanksNotCounted
 from holdfast.gpu_assignment import VISIBLE
 from holdfast.history import History, queries
+from holdfast.policies.states import Event, State
 from holdfast.spec import TrainingJob
-from policies.states import Event, State
 from tests.control.launches import COUNTS, ends, launched
 from tests.mentions import mentions
 from tests.ssh.conftest import Site

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from detectors.evidence import Unknown
-from detectors.probe_result import UnansweredProbe
-from detectors.readings import HostReading, NodeReading
 from holdfast.cluster.ssh import SshSweeper
+from holdfast.detectors.evidence import Unknown
+from holdfast.detectors.probe_result import UnansweredProbe
+from holdfast.detectors.readings import HostReading, NodeReading
 from holdfast.errors import UnusableFile
 from tests.mentions import mentions
 from tests.ssh.conftest import Site

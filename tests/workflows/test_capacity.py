@@ -12,10 +12,10 @@ from holdfast.cluster.local import LocalNodes
 from holdfast.errors import AllocationRequired, CapacityTimeout, NotEnoughNodes
 from holdfast.history import History, cordons
 from holdfast.history.cordons import CordonTable
+from holdfast.policies.cordons import OperatorRequest, Owner, Rules
+from holdfast.policies.quarantine import quarantine, return_to_service
 from holdfast.probe.health.capacity import open_capacity_check, wait_for
 from holdfast.spec import LocalCluster, cluster_of
-from policies.cordons import OperatorRequest, Owner, Rules
-from policies.quarantine import quarantine, return_to_service
 from tests.mentions import mentions
 from tests.ssh.conftest import Site
 

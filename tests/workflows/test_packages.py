@@ -13,12 +13,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 OURS = ("holdfast", "flows", "tasks", "policies", "detectors")
 USE = """
-from flows.prepare import prepare
+from holdfast.flows.prepare import prepare
 from holdfast.workflows import probe_cluster, training_job
-from tasks.clean import clean
+from holdfast.tasks.clean import clean
 assert (prepare(), clean()) == ("prepared", "cleaned")
 assert training_job.name == "training-job"
-import flows.training_job, tasks.training_job
+import holdfast.flows.training_job, holdfast.tasks.training_job
 """
 
 
@@ -63,6 +63,6 @@ def test_a_module_with_the_full_name_of_one_of_ours_is_refused_in_words(tmp_path
     """The error names the file to rename."""
     project(tmp_path, packages=True)
     (tmp_path / "tasks" / "training_job.py").write_text("")
-    done = python("import tasks.training_job\nimport holdfast.workflows\n", tmp_path, installed)
+    done = python("import holdfast.tasks.training_job\nimport holdfast.workflows\n", tmp_path, installed)
     assert done.returncode == 1
-    assert f"ImportError: {tmp_path}/tasks/training_job.py was imported as `tasks.training_job`" in done.stderr
+    assert f"ImportError: {tmp_path}/tasks/training_job.py was imported as `holdfast.tasks.training_job`" in done.stderr

@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from detectors.codec import MalformedData, unpacked
-from detectors.counter_deltas import grown_errors
-from detectors.evidence import NOT_REQUESTED
-from detectors.findings import FaultFinding
-from detectors.gpu_readings import Xid
-from detectors.health import fault_findings
-from detectors.kernel_lines import finding_of
-from detectors.readings import KernelLine, NodeReading
-from detectors.xids import finding
 from holdfast.agent.monitor.kernel_log import KernelLogFollower
 from holdfast.agent.monitor.nvml_events import ChildReaper, NvmlListener
+from holdfast.detectors.codec import MalformedData, unpacked
+from holdfast.detectors.counter_deltas import grown_errors
+from holdfast.detectors.evidence import NOT_REQUESTED
+from holdfast.detectors.findings import FaultFinding
+from holdfast.detectors.gpu_readings import Xid
+from holdfast.detectors.health import fault_findings
+from holdfast.detectors.kernel_lines import finding_of
+from holdfast.detectors.readings import KernelLine, NodeReading
+from holdfast.detectors.xids import finding
 from holdfast.log import note
 from holdfast.probe.readers.collect import look
 from holdfast.protocol import LineBuffer, Message, encode

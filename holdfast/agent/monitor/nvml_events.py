@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from detectors.codec import packed
-from detectors.evidence import Unknown
+from holdfast.detectors.codec import packed
+from holdfast.detectors.evidence import Unknown
 from holdfast.log import note
 from holdfast.probe.readers.nvml import NoNvml, listening
 from holdfast.process import die_with_parent

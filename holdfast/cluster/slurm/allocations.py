@@ -14,11 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from detectors.evidence import SchedulerNodeState
 from holdfast.cluster.interface import AllocationRequest, DrainReason
 from holdfast.cluster.slurm.commands import IDLE_SECONDS, SbatchRequest, in_queue, logs_of, run_command
 from holdfast.cluster.slurm.drains import Drains
 from holdfast.cluster.slurm.parsing import Allocation, SlurmNodeState, node_states
+from holdfast.detectors.evidence import SchedulerNodeState
 from holdfast.errors import HoldfastError, NoSlurm, SlurmRefused, SlurmUnavailable
 from holdfast.log import note
 from holdfast.report.wording import moment, plural

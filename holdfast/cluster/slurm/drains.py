@@ -15,8 +15,8 @@ from holdfast.errors import HoldfastError, SlurmRefused
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from holdfast.policies.cordons import Node
     from holdfast.spec import SlurmCluster
-    from policies.cordons import Node
 
 MAX_REASON: Final = 200
 """Letters of a reason."""

@@ -12,7 +12,7 @@ from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from detectors.catalogue import Fault
+from holdfast.detectors.catalogue import Fault
 
 if TYPE_CHECKING:
     from holdfast.control.agents.pool import AgentPool

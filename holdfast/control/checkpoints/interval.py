@@ -11,9 +11,9 @@ from typing import Final
 
 from holdfast.history import models
 from holdfast.history.statistics import SAVES, FleetStatistics, SaveStatistics, StepStatistics, costs_of, resumed_from_checkpoint
+from holdfast.policies.checkpoint_interval import RECOVERY_S, IntervalCase, IntervalLimits, Rate, advise, differs, rate_of, rollback_share
 from holdfast.report.phases import kind_of
 from holdfast.spec.job import CheckpointPlan
-from policies.checkpoint_interval import RECOVERY_S, IntervalCase, IntervalLimits, Rate, advise, differs, rate_of, rollback_share
 
 ENOUGH: Final = 3
 """Measured saves that are needed before they change the interval: the first may be slower than all others."""
@@ -26,7 +26,7 @@ _PARTS: Final = {"T1": "reschedule", "T2": "communication", "T3": "load", "T4": 
 
 
 def parts_of(fleet: FleetStatistics) -> dict[str, float]:
-    """Return the seconds of each part of a recovery, named as in `policies.checkpoint_interval.ExpectedLoss`; empty before one."""
+    """Return the seconds of each part of a recovery, named as in `holdfast.policies.checkpoint_interval.ExpectedLoss`; empty before one."""
     parts: dict[str, float] = {}
     for name, seconds in fleet.phases.items():
         part = _PARTS.get(kind_of(name).term, "detection")

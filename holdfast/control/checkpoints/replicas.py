@@ -8,13 +8,13 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, TypeAlias, TypeVar
 
-from detectors.evidence import MemstoreFailure
 from holdfast.control.agents.events import MemstoreFull, MemstoreUnavailable, ReplicaLost, ReplicaRestored
 from holdfast.control.agents.pool import AgentPool
+from holdfast.detectors.evidence import MemstoreFailure
 from holdfast.errors import WorldError
+from holdfast.policies.replicas import assign_replica_nodes
 from holdfast.protocol import Message
 from holdfast.spec.job import MemoryPlan
-from policies.replicas import assign_replica_nodes
 
 N = TypeVar("N", str, str | None)
 

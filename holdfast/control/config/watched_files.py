@@ -17,6 +17,7 @@ from typing import Final, Generic, TypeVar
 
 from holdfast.errors import BadFile
 from holdfast.log import note
+from holdfast.policies.policy import BASE, NAMED, Policy
 from holdfast.report.policy_text import changes
 from holdfast.report.wording import duration, moment
 from holdfast.spec import Cluster, TrainingJob
@@ -24,7 +25,6 @@ from holdfast.spec.cluster_settings import Maintenance
 from holdfast.spec.job import is_policy_file
 from holdfast.spec.load import reread_cluster
 from holdfast.spec.policy import load_policy, under_job
-from policies.policy import BASE, NAMED, Policy
 
 log = logging.getLogger("holdfast.control")
 

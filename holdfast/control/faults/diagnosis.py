@@ -11,28 +11,28 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from detectors.associations import follows_step, is_secondary
-from detectors.catalogue import CATALOGUE, CATALOGUE_ACTIONS, Fault, RecommendedAction, RecommendedActions
-from detectors.causes import Candidate
-from detectors.diagnosis import Diagnosis, diagnose, evidence_wait_seconds, see, unexplained_faults
-from detectors.evidence import AgentUnreachable, Unknown
-from detectors.groups import GROUP_BROKEN, REPLACE_RANKS_FAILED
-from detectors.hang_analysis import STUCK
-from detectors.logs import warm
-from detectors.outputs import read
-from detectors.process import START_FAILED
-from detectors.progress import OVERRUN, STALLS
 from holdfast.control.faults import network
 from holdfast.control.faults.node_faults import machine_of
 from holdfast.control.state.generation import hang_limits
 from holdfast.control.state.incidents import IncidentInWork
 from holdfast.control.supervisor.controller import JobController
+from holdfast.detectors.associations import follows_step, is_secondary
+from holdfast.detectors.catalogue import CATALOGUE, CATALOGUE_ACTIONS, Fault, RecommendedAction, RecommendedActions
+from holdfast.detectors.causes import Candidate
+from holdfast.detectors.diagnosis import Diagnosis, diagnose, evidence_wait_seconds, see, unexplained_faults
+from holdfast.detectors.evidence import AgentUnreachable, Unknown
+from holdfast.detectors.groups import GROUP_BROKEN, REPLACE_RANKS_FAILED
+from holdfast.detectors.hang_analysis import STUCK
+from holdfast.detectors.logs import warm
+from holdfast.detectors.outputs import read
+from holdfast.detectors.process import START_FAILED
+from holdfast.detectors.progress import OVERRUN, STALLS
 from holdfast.errors import WorldError
 from holdfast.history import models
+from holdfast.policies.case import IN_PROCESS, Case, PastFault, RecoveryAction
+from holdfast.policies.in_process import complete_copies
+from holdfast.policies.placement import nodes_needed
 from holdfast.report import wording
-from policies.case import IN_PROCESS, Case, PastFault, RecoveryAction
-from policies.in_process import complete_copies
-from policies.placement import nodes_needed
 
 MAX_EVIDENCE: Final = 12
 """Pieces of evidence that are recorded with each hypothesis; the faults themselves have rows of their own."""

@@ -10,14 +10,23 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from detectors.catalogue import CATALOGUE_ACTIONS, Fault, RecommendedActions
-from detectors.diagnosis import see
-from detectors.evidence import Evidence, FrozenParameters, HangLimits, LossHistory, NonFiniteLoss, Progress, ReplicaDigests, StepTimes
-from detectors.host import LOAD
-from detectors.losses import CHECKS
-from detectors.progress import STALLS, see_progress, without_grace
-from detectors.stragglers import BASE, DROPPED, LINKS, RECENT, WARM
 from holdfast.control.state.generation import GenerationState, Roles
+from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, Fault, RecommendedActions
+from holdfast.detectors.diagnosis import see
+from holdfast.detectors.evidence import (
+    Evidence,
+    FrozenParameters,
+    HangLimits,
+    LossHistory,
+    NonFiniteLoss,
+    Progress,
+    ReplicaDigests,
+    StepTimes,
+)
+from holdfast.detectors.host import LOAD
+from holdfast.detectors.losses import CHECKS
+from holdfast.detectors.progress import STALLS, see_progress, without_grace
+from holdfast.detectors.stragglers import BASE, DROPPED, LINKS, RECENT, WARM
 
 REST: Final = 9.0
 """After a check of all ranks the next one waits this many times as long as it took: with few ranks, every poll checks them."""

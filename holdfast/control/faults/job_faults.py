@@ -7,9 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from detectors.catalogue import Fault, RecommendedActions
-from detectors.evidence import HangLimits
-from detectors.progress import NOT_ENDING
 from holdfast.control.agents.connectivity import ConnectivityMonitor
 from holdfast.control.agents.pool import AgentPool
 from holdfast.control.config.watched_files import WatchedPolicy
@@ -21,6 +18,9 @@ from holdfast.control.state.generation import GenerationState, hang_limits
 from holdfast.control.state.generations import Generations
 from holdfast.control.state.incidents import Incidents
 from holdfast.control.state.job_log import JobLog
+from holdfast.detectors.catalogue import Fault, RecommendedActions
+from holdfast.detectors.evidence import HangLimits
+from holdfast.detectors.progress import NOT_ENDING
 from holdfast.history import models
 from holdfast.report import wording
 from holdfast.report.wording import ranks as in_ranges

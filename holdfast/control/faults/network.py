@@ -15,14 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from detectors.evidence import NodePartitioned
+from holdfast.detectors.evidence import NodePartitioned
 from holdfast.errors import WorldError
 from holdfast.log import note
 from holdfast.report.wording import size
 
 if TYPE_CHECKING:
-    from detectors.catalogue import Fault
     from holdfast.cluster import NodeBackend
+    from holdfast.detectors.catalogue import Fault
 
 log = logging.getLogger("holdfast.control")
 

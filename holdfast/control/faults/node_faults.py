@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Any, Final, Generic, TypeVar
 
-from detectors import all_kinds
-from detectors.catalogue import Fault
 from holdfast.control.agents.events import NodeCounterIncreases, NodeFaultSeen
+from holdfast.detectors import all_kinds
+from holdfast.detectors.catalogue import Fault
 from holdfast.history import models
 from holdfast.log import note
-from policies.case import PastFault
+from holdfast.policies.case import PastFault
 
 log = logging.getLogger("holdfast.control")
 

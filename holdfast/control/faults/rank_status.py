@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from detectors.evidence import GroupProgress, HangLimits, PendingOperation, Progress, RankStatus
-from detectors.progress import describe_pause, hang_limit, pause_in
+from holdfast.detectors.evidence import GroupProgress, HangLimits, PendingOperation, Progress, RankStatus
+from holdfast.detectors.progress import describe_pause, hang_limit, pause_in
 from holdfast.protocol import Message
 
 if TYPE_CHECKING:

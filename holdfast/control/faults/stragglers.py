@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from detectors.catalogue import Attribution, Fault, RecommendedAction
-from detectors.codec import packed
-from detectors.stragglers import COMPUTE, HOST, LONG, cost_of, cost_of_links, settled
 from holdfast.agent.workers.worker import BLOCK
 from holdfast.control.config.watched_files import WatchedPolicy
 from holdfast.control.faults.node_faults import machine_of
 from holdfast.control.state.generations import Generations
 from holdfast.control.state.job_log import JobLog
 from holdfast.control.supervisor.requests import Requests
+from holdfast.detectors.catalogue import Attribution, Fault, RecommendedAction
+from holdfast.detectors.codec import packed
+from holdfast.detectors.stragglers import COMPUTE, HOST, LONG, cost_of, cost_of_links, settled
 from holdfast.history import models
-from policies.slowness import PastMigration, StragglerAction, StragglerCase, StragglerOutcome
+from holdfast.policies.slowness import PastMigration, StragglerAction, StragglerCase, StragglerOutcome
 
 MOVABLE: Final = frozenset({COMPUTE.id, HOST.id})
 """Kinds of slow ranks that a migration to another node may cure."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 
-from detectors.evidence import RecoveryTimeout
 from holdfast.control.checkpoints.final_checkpoint import save_final_checkpoint
 from holdfast.control.recovery.restart import begin_generation, start_workers, stop_ranks, wait_until_stopped
 from holdfast.control.supervisor.controller import JobController, poll, see_begun
+from holdfast.detectors.evidence import RecoveryTimeout
 from holdfast.errors import NodeError, WorldError
-from policies.case import RecoveryAction
-from policies.placement import place
-from policies.states import Event, Transition
+from holdfast.policies.case import RecoveryAction
+from holdfast.policies.placement import place
+from holdfast.policies.states import Event, Transition
 
 
 def grow_by_restart(run: JobController) -> Transition:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from detectors.evidence import ReplaceRanksFailure
 from holdfast.control.agents.pool import failures
 from holdfast.control.config.worker_env import membership_by_node
 from holdfast.control.recovery.in_process import shared_facts, store_without, worker_facts
@@ -19,12 +18,13 @@ from holdfast.control.state.migration import MigrationState
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import TICK, JobController, poll
 from holdfast.control.supervisor.requests import MigrationRequest
+from holdfast.detectors.evidence import ReplaceRanksFailure
 from holdfast.errors import WorldError
+from holdfast.policies.escalation import Placement
+from holdfast.policies.node_faults import NodeFault
+from holdfast.policies.placement import Membership, membership_after
+from holdfast.policies.states import Event, Transition
 from holdfast.report.wording import ranks as in_ranges
-from policies.escalation import Placement
-from policies.node_faults import NodeFault
-from policies.placement import Membership, membership_after
-from policies.states import Event, Transition
 
 
 class CannotMove(Exception):

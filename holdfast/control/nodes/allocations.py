@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from detectors.catalogue import RecommendedAction
-from detectors.diagnosis import see
 from holdfast.cluster.interface import AllocationRequest, Allocator, allocator_of
 from holdfast.control.agents.pool import AgentPool
 from holdfast.control.faults.job_faults import JobFaults
@@ -18,11 +16,13 @@ from holdfast.control.state.generations import Generations
 from holdfast.control.state.incidents import Incidents
 from holdfast.control.state.job_log import JobLog
 from holdfast.control.state.state_machine import JobStateMachine
+from holdfast.detectors.catalogue import RecommendedAction
+from holdfast.detectors.diagnosis import see
 from holdfast.errors import HoldfastError
+from holdfast.policies.drains import Drain
+from holdfast.policies.states import State
 from holdfast.report.wording import fault_line, moment
 from holdfast.spec import TrainingJob
-from policies.drains import Drain
-from policies.states import State
 
 MAX_LAUNCHES: Final = 3
 """Launches that may find too few nodes with an agent before the job fails."""

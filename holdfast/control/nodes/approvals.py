@@ -14,13 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from detectors.codec import packed
+from holdfast.detectors.codec import packed
 from holdfast.errors import OperatorError
 from holdfast.history import History, approvals, queries
 from holdfast.history.approvals import ISOLATE, KEEP, WITHDRAWN, ApprovalAnswer
 from holdfast.history.errors import RetryingHistory
 from holdfast.history.models import ApprovalRequest, Job
-from policies.node_faults import NodeFault
+from holdfast.policies.node_faults import NodeFault
 
 INTERVAL: Final = 1.0
 """Seconds between two checks for answers."""

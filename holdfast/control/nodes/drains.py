@@ -6,18 +6,18 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from detectors.evidence import NodeLeaving
 from holdfast.control.nodes.job_nodes import JobNodes
 from holdfast.control.state.generations import Generations
 from holdfast.control.state.incidents import Incidents
 from holdfast.control.state.job_log import JobLog
 from holdfast.control.state.state_machine import JobStateMachine
 from holdfast.control.supervisor.requests import Requests
+from holdfast.detectors.evidence import NodeLeaving
 from holdfast.history import models
+from holdfast.policies.drains import Drain, DrainAction, DrainView, ends_at, next_action
+from holdfast.policies.states import State
 from holdfast.report.wording import duration, moment
 from holdfast.spec import TrainingJob
-from policies.drains import Drain, DrainAction, DrainView, ends_at, next_action
-from policies.states import State
 
 EXPIRED: Final = 60.0
 """Seconds after a notice's time at which the node counts as any other again: it has returned, or was never taken."""

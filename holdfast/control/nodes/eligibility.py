@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from detectors.catalogue import Fault, RecommendedActions
-from detectors.codec import unpacked
 from holdfast.control.nodes.approvals import SHARE, Approvals
+from holdfast.detectors.catalogue import Fault, RecommendedActions
+from holdfast.detectors.codec import unpacked
 from holdfast.history import History
 from holdfast.history import cordons as record
 from holdfast.history.approvals import KEEP
@@ -23,14 +23,24 @@ from holdfast.history.cordons import CordonTable
 from holdfast.history.errors import RetryingHistory
 from holdfast.history.models import ApprovalRequest
 from holdfast.log import note
+from holdfast.policies.cordons import (
+    CordonChanged,
+    CordonedFault,
+    CordonKind,
+    NeedsPerson,
+    Node,
+    OperatorRequest,
+    OutOfDate,
+    Owner,
+    describe,
+)
+from holdfast.policies.drains import Drain
+from holdfast.policies.maintenance import PlannedOutage, planned_outage, window_before
+from holdfast.policies.node_faults import NodeFault, isolating_fault
+from holdfast.policies.node_states import NodeState
+from holdfast.policies.quarantine import quarantine, suspect
 from holdfast.report.wording import moment
 from holdfast.spec import Cluster
-from policies.cordons import CordonChanged, CordonedFault, CordonKind, NeedsPerson, Node, OperatorRequest, OutOfDate, Owner, describe
-from policies.drains import Drain
-from policies.maintenance import PlannedOutage, planned_outage, window_before
-from policies.node_faults import NodeFault, isolating_fault
-from policies.node_states import NodeState
-from policies.quarantine import quarantine, suspect
 
 log = logging.getLogger("holdfast.control")
 

@@ -23,10 +23,10 @@ from holdfast.control.state.job_log import JobLog
 from holdfast.control.state.state_machine import JobStateMachine
 from holdfast.errors import WorldError
 from holdfast.history import History
+from holdfast.policies.case import HotSpare
+from holdfast.policies.states import State
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.spec.check import short_of_gpus
-from policies.case import HotSpare
-from policies.states import State
 
 SPARE_PATIENCE: Final = 30.0
 """Seconds for which the agent of a spare node may be unreachable while training runs: on a slow link its messages wait behind those of

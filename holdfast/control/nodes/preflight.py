@@ -9,18 +9,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from detectors.burn_in_results import CheckMark
-from detectors.evidence import Unknown
+from holdfast.detectors.burn_in_results import CheckMark
+from holdfast.detectors.evidence import Unknown
 from holdfast.errors import HoldfastError
 from holdfast.history import History
 from holdfast.history.health_samples import health_by_node
 from holdfast.log import note
+from holdfast.policies.node_health import HealthAssessment, NodeHealthState, assess_health
 from holdfast.probe.burn_in.plan import BurnInPlan
 from holdfast.probe.burn_in.runner import BurnInRunner
 from holdfast.probe.burn_in.session import open_burn_in_connections
 from holdfast.probe.sweep import Sweeper, open_sweeper
 from holdfast.spec import Cluster
-from policies.node_health import HealthAssessment, NodeHealthState, assess_health
 
 log = logging.getLogger("holdfast.control")
 

@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from detectors.evidence import ReplaceRanksFailure
 from holdfast.control.agents.pool import failures
 from holdfast.control.config.worker_env import membership_by_node, roles_environment
 from holdfast.control.recovery.restart import release_nodes
 from holdfast.control.state.incidents import IncidentInWork
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
+from holdfast.detectors.evidence import ReplaceRanksFailure
 from holdfast.errors import CommandRejected, NodeError, WorldError
+from holdfast.policies.escalation import Decision, Placement
+from holdfast.policies.placement import Membership, membership_after
+from holdfast.policies.states import Event, Transition
 from holdfast.report.wording import listing
 from holdfast.report.wording import ranks as in_ranges
-from policies.escalation import Decision, Placement
-from policies.placement import Membership, membership_after
-from policies.states import Event, Transition
 
 
 def isolate(run: JobController, incident: IncidentInWork, decision: Decision) -> Transition:

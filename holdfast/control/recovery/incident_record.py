@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from detectors.catalogue import CATALOGUE, Fault
-from detectors.diagnosis import Diagnosis, PastFailure
-from detectors.evidence import ReplaceRanksFailure
-from detectors.groups import REPLACE_RANKS_FAILED
 from holdfast.control.faults.diagnosis import incident_faults, row_of
 from holdfast.control.state.incidents import IncidentInWork, RecoveryAttempt
 from holdfast.control.supervisor.controller import PROGRESSED, JobController
+from holdfast.detectors.catalogue import CATALOGUE, Fault
+from holdfast.detectors.diagnosis import Diagnosis, PastFailure
+from holdfast.detectors.evidence import ReplaceRanksFailure
+from holdfast.detectors.groups import REPLACE_RANKS_FAILED
 from holdfast.history import models
-from policies.case import Case, Decision, RecoveryAction
-from policies.case_codec import act_of, bounded
-from policies.escalation import Answer
+from holdfast.policies.case import Case, Decision, RecoveryAction
+from holdfast.policies.case_codec import act_of, bounded
+from holdfast.policies.escalation import Answer
 
 MAX_ALIKE: Final = 256
 """Faults of one kind that have rows in an incident: when thousands of ranks report one lost node, the diagnosis counts them."""

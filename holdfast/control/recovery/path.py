@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from detectors.evidence import RecoveryTimeout
 from holdfast.control.recovery import in_process, restart
 from holdfast.control.recovery.incident_record import decided
 from holdfast.control.state.incidents import IncidentInWork
 from holdfast.control.supervisor.controller import JobController, see_begun
-from policies.case import IN_PROCESS, Decision
-from policies.states import Event, Transition
+from holdfast.detectors.evidence import RecoveryTimeout
+from holdfast.policies.case import IN_PROCESS, Decision
+from holdfast.policies.states import Event, Transition
 
 
 class RecoveryPath(NamedTuple):

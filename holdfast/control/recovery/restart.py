@@ -6,20 +6,20 @@ import signal
 import time
 from typing import Final
 
-from detectors.evidence import StartFailure
-from detectors.node import NODE_LEAVING
 from holdfast.control.agents.pool import failures
 from holdfast.control.checkpoints.final_checkpoint import save_final_checkpoint
 from holdfast.control.config.worker_env import membership_by_node, rank_environments
 from holdfast.control.state.incidents import IncidentInWork
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
+from holdfast.detectors.evidence import StartFailure
+from holdfast.detectors.node import NODE_LEAVING
 from holdfast.errors import NodeError
+from holdfast.policies.case import Decision, RecoveryAction
+from holdfast.policies.node_faults import find_node_faults
+from holdfast.policies.placement import Membership, members_after, place, with_spares
+from holdfast.policies.states import Event, Transition
 from holdfast.report.wording import listing
-from policies.case import Decision, RecoveryAction
-from policies.node_faults import find_node_faults
-from policies.placement import Membership, members_after, place, with_spares
-from policies.states import Event, Transition
 
 STOP_SECONDS: Final = 10.0
 """How long killed workers may take to exit; one that hangs in the kernel for longer makes its node unfit."""

@@ -6,20 +6,20 @@ import time
 from dataclasses import replace
 from typing import Final
 
-from detectors.node import NODE_APART
 from holdfast.control.faults.network import check_connections
 from holdfast.control.nodes.approvals import LEAST
 from holdfast.control.recovery.incident_record import decided
 from holdfast.control.state.incidents import IncidentInWork
 from holdfast.control.supervisor.controller import JobController, ending
+from holdfast.detectors.node import NODE_APART
 from holdfast.errors import WorldError
 from holdfast.history import approvals
 from holdfast.history.approvals import ISOLATE
 from holdfast.history.models import ApprovalRequest
-from policies.case import RecoveryAction
-from policies.node_faults import NodeFault, isolating_fault
-from policies.placement import members_after
-from policies.states import Event, Transition
+from holdfast.policies.case import RecoveryAction
+from holdfast.policies.node_faults import NodeFault, isolating_fault
+from holdfast.policies.placement import members_after
+from holdfast.policies.states import Event, Transition
 
 INTERVAL: Final = 1.0
 """Seconds between two surveys for nodes that are back."""

@@ -12,27 +12,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
-from detectors.catalogue import CATALOGUE_ACTIONS, Fault, RecommendedAction, RecommendedActions
-from detectors.evidence import (
-    Evidence,
-    GroupFailure,
-    HangLimits,
-    NonFiniteLoss,
-    Progress,
-    RankProgress,
-    RankStatus,
-    RecoveryTimeout,
-    ReplaceRanksFailure,
-    StartFailure,
-    StepBreakdown,
-    StepBreakdowns,
-    Unknown,
-    WorkerException,
-    WorkerExit,
-    WorkerStop,
-)
-from detectors.hang_analysis import operations
-from detectors.progress import WINDOW
 from holdfast.control.agents.events import (
     AgentEvent,
     ExceptionFacts,
@@ -67,6 +46,27 @@ from holdfast.control.agents.events import (
     WorkerSwitched,
 )
 from holdfast.control.faults.rank_status import parse_rank_status
+from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, Fault, RecommendedAction, RecommendedActions
+from holdfast.detectors.evidence import (
+    Evidence,
+    GroupFailure,
+    HangLimits,
+    NonFiniteLoss,
+    Progress,
+    RankProgress,
+    RankStatus,
+    RecoveryTimeout,
+    ReplaceRanksFailure,
+    StartFailure,
+    StepBreakdown,
+    StepBreakdowns,
+    Unknown,
+    WorkerException,
+    WorkerExit,
+    WorkerStop,
+)
+from holdfast.detectors.hang_analysis import operations
+from holdfast.detectors.progress import WINDOW
 
 _LASTING: Final = frozenset({RecommendedAction.RESET_GPU, RecommendedAction.DRAIN, RecommendedAction.EVICT})
 """Recommended actions of faults that a new generation does not cure."""

@@ -15,9 +15,9 @@ from holdfast.control.state.job_log import JobLog
 from holdfast.control.state.migration import MigrationState
 from holdfast.control.state.rank_table import RankTable
 from holdfast.history import History, models, queries
+from holdfast.policies.case import ModelCopies
+from holdfast.policies.placement import nodes_needed
 from holdfast.spec import TrainingJob
-from policies.case import ModelCopies
-from policies.placement import nodes_needed
 
 
 class Generations:

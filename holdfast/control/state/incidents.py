@@ -6,16 +6,16 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from detectors.catalogue import Fault
-from detectors.diagnosis import Diagnosis, PastFailure
 from holdfast.control.checkpoints.snapshot_stats import regroup_facts, restart_facts, snapshot_age
 from holdfast.control.state.generation import GenerationState
 from holdfast.control.state.generations import Generations
 from holdfast.control.state.job_log import JobLog
+from holdfast.detectors.catalogue import Fault
+from holdfast.detectors.diagnosis import Diagnosis, PastFailure
 from holdfast.history import Recorder, models
-from policies import uptime
-from policies.case import IN_PROCESS, Case, PastRecovery
-from policies.escalation import Decision, RecoveryAction
+from holdfast.policies import uptime
+from holdfast.policies.case import IN_PROCESS, Case, PastRecovery
+from holdfast.policies.escalation import Decision, RecoveryAction
 
 PHASES: Final = (
     "detect",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from detectors.codec import packed, unpacked
-from policies.placement import Membership
+from holdfast.detectors.codec import packed, unpacked
+from holdfast.policies.placement import Membership
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The state of one job: changed by the transitions that the table in `policies.states` allows, each put on record."""
+"""The state of one job: changed by the transitions that the table in `holdfast.policies.states` allows, each put on record."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.control.state.generations import Generations
 from holdfast.control.state.job_log import JobLog
 from holdfast.history import models
 from holdfast.log import note
-from policies.states import TERMINAL, Event, State, advance
+from holdfast.policies.states import TERMINAL, Event, State, advance
 
 log = logging.getLogger("holdfast.control")
 

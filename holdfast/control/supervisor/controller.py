@@ -14,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from detectors.catalogue import RecommendedActions
-from detectors.evidence import InterruptedRecovery
 from holdfast.control.agents.pool import AgentPool
 from holdfast.control.checkpoints.job_checkpoints import JobCheckpoints
 from holdfast.control.checkpoints.replicas import Replicas
@@ -38,17 +36,19 @@ from holdfast.control.supervisor.detach import Detach, answer_sigterm
 from holdfast.control.supervisor.event_handlers import EventHandlers
 from holdfast.control.supervisor.flow_run import FlowRun
 from holdfast.control.supervisor.requests import Requests
+from holdfast.detectors.catalogue import RecommendedActions
+from holdfast.detectors.evidence import InterruptedRecovery
 from holdfast.errors import JobDetached, LeaseLost
 from holdfast.history import History, LeaseRenewer, Recorder, models, this_host
 from holdfast.log import note
 from holdfast.paths import job_directory
+from holdfast.policies.cordons import Owner
+from holdfast.policies.policy import Policy
+from holdfast.policies.slowness import StragglerAction
+from holdfast.policies.states import Event, State, Transition
 from holdfast.protocol import Message
 from holdfast.report.wording import count
 from holdfast.spec import Cluster, TrainingJob
-from policies.cordons import Owner
-from policies.policy import Policy
-from policies.slowness import StragglerAction
-from policies.states import Event, State, Transition
 
 log = logging.getLogger("holdfast.control")
 

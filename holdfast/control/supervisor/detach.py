@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import BadSetting
-from policies.states import Event
+from holdfast.policies.states import Event
 
 if TYPE_CHECKING:
     from holdfast.control.supervisor.controller import JobController

@@ -115,8 +115,8 @@ def main(arguments: list[str]) -> int:
     from holdfast.control.supervisor.controller import JobController  # noqa: PLC0415 (after SIGUSR1 is handled)
     from holdfast.control.supervisor.supervise import control_job  # noqa: PLC0415
     from holdfast.errors import HoldfastError  # noqa: PLC0415
+    from holdfast.policies.states import State  # noqa: PLC0415
     from holdfast.spec import TrainingJob, cluster_of  # noqa: PLC0415
-    from policies.states import State  # noqa: PLC0415
 
     described = json.loads(Path(arguments[0]).read_text())
     signal.signal(STOP, _terminated)

@@ -8,10 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from detectors.catalogue import CATALOGUE, Fault, RecommendedAction
-from detectors.diagnosis import see
-from detectors.evidence import CheckpointFailure, HangLimits, MemstoreFailure
-from detectors.xids import UNUSABLE
 from holdfast.control.agents.events import (
     AgentEvent,
     HotSpareExited,
@@ -68,12 +64,16 @@ from holdfast.control.state.generation import MALFORMED_EVENT
 from holdfast.control.state.generations import Generations
 from holdfast.control.state.incidents import Incidents
 from holdfast.control.state.job_log import JobLog
+from holdfast.detectors.catalogue import CATALOGUE, Fault, RecommendedAction
+from holdfast.detectors.diagnosis import see
+from holdfast.detectors.evidence import CheckpointFailure, HangLimits, MemstoreFailure
+from holdfast.detectors.xids import UNUSABLE
 from holdfast.errors import HistoryError
 from holdfast.history import History, models, queries
 from holdfast.log import note
+from holdfast.policies.node_health import LOAD_KINDS
 from holdfast.protocol import Message
 from holdfast.report.wording import fault_line, listing
-from policies.node_health import LOAD_KINDS
 
 log = logging.getLogger("holdfast.control")
 

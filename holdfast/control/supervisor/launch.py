@@ -11,10 +11,10 @@ from holdfast.control.faults.diagnosis import compile_log_patterns
 from holdfast.control.recovery.restart import begin_generation, start_workers
 from holdfast.control.supervisor.controller import SLICE, JobController, ending, watch
 from holdfast.errors import NodeError, NotEnoughNodes, OperatorError, WorldError
+from holdfast.policies.placement import place
+from holdfast.policies.states import Event, Transition
 from holdfast.report.wording import listing, plural
 from holdfast.spec.check import gpu_problems, short_of_gpus
-from policies.placement import place
-from policies.states import Event, Transition
 
 REASONS: Final = 4
 """Most reasons that are reported when there are too few nodes: each of hundreds may have its own."""

@@ -20,11 +20,11 @@ from holdfast.history.errors import RetryingHistory
 from holdfast.history.lease import HEARTBEAT_INTERVAL, record_heartbeat, remove_heartbeat
 from holdfast.log import note
 from holdfast.paths import job_directory
+from holdfast.policies.states import TERMINAL, State
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.spec.nproc import counted
 from holdfast.spec.policy import policy_for
 from holdfast.stored_job import recorded_cluster, recorded_spec
-from policies.states import TERMINAL, State
 
 log = logging.getLogger("holdfast.control")
 

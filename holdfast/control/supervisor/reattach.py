@@ -8,23 +8,23 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from detectors.catalogue import CATALOGUE, Fault
-from detectors.codec import unpacked
-from detectors.diagnosis import PastFailure
-from detectors.evidence import InterruptedRecovery
 from holdfast.control.backup.outbox import OutboxCollector
 from holdfast.control.config.worker_env import keep_token
 from holdfast.control.state.incidents import IncidentInWork, RecoveryAttempt
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import PROGRESSED, JobController
+from holdfast.detectors.catalogue import CATALOGUE, Fault
+from holdfast.detectors.codec import unpacked
+from holdfast.detectors.diagnosis import PastFailure
+from holdfast.detectors.evidence import InterruptedRecovery
 from holdfast.errors import CommandRejected, NodeLost, ProtocolMismatch, VersionMismatch, WorldError
 from holdfast.history import models, queries
 from holdfast.log import note
 from holdfast.paths import outbox_file
+from holdfast.policies.case import IN_PROCESS, Decision, RecoveryAction
+from holdfast.policies.states import Event, State
 from holdfast.protocol import Message
 from holdfast.report.wording import plural
-from policies.case import IN_PROCESS, Decision, RecoveryAction
-from policies.states import Event, State
 
 log = logging.getLogger("holdfast.control")
 

@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from detectors.catalogue import Fault
 from holdfast import paths
 from holdfast.cluster import NodeBackend, open_cluster
 from holdfast.control.agents.pool import AgentPool
@@ -34,6 +33,7 @@ from holdfast.control.supervisor.flow_run import FlowRun
 from holdfast.control.supervisor.leadership import Deposed, JobEnded, Leadership, StandbyController, stand_by, take_leadership
 from holdfast.control.supervisor.reattach import reattach
 from holdfast.control.supervisor.requests import Requests
+from holdfast.detectors.catalogue import Fault
 from holdfast.errors import HistoryError, HoldfastError, JobDetached, LeaseLost, WorldError
 from holdfast.history import History, Job, LeaseRenewer, Recorder, absorb, queries, this_host
 from holdfast.history.errors import wait_for_history
@@ -41,13 +41,13 @@ from holdfast.history.lease import Fence
 from holdfast.history.statistics import fleet, work
 from holdfast.log import note
 from holdfast.paths import make_private, outbox_file
+from holdfast.policies.node_faults import NodeFault, isolating_fault
+from holdfast.policies.states import Event, State
 from holdfast.report import wording
 from holdfast.rlimits import raise_descriptor_limit
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.spec.policy import LONGEST
 from holdfast.stored_job import recorded_cluster, recorded_spec
-from policies.node_faults import NodeFault, isolating_fault
-from policies.states import Event, State
 
 log = logging.getLogger("holdfast.control")
 

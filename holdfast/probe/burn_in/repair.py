@@ -14,22 +14,22 @@ from typing import Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from detectors.burn_in_results import CheckMark
 from holdfast.cluster import check_names, names_of, open_cluster
+from holdfast.detectors.burn_in_results import CheckMark
 from holdfast.errors import NodesBusy
 from holdfast.history import History, cordons
 from holdfast.history.cordons import CordonTable
 from holdfast.history.models import Job
+from holdfast.policies.burn_in import BurnInOutcome
+from holdfast.policies.cordons import TESTABLE, Answer, BurnInAttempt, CordonChanged, Node, NodeTransition, OperatorRequest, Owner
+from holdfast.policies.node_states import NodeState
+from holdfast.policies.quarantine import begin_burn_in, end_burn_in
+from holdfast.policies.required_checks import PartToTest, parts_to_test
 from holdfast.probe.burn_in.plan import BurnInPlan
 from holdfast.probe.burn_in.runner import BurnInRunner, OnCheck
 from holdfast.probe.burn_in.session import open_burn_in_connections
 from holdfast.probe.registry import register
 from holdfast.spec import Cluster
-from policies.burn_in import BurnInOutcome
-from policies.cordons import TESTABLE, Answer, BurnInAttempt, CordonChanged, Node, NodeTransition, OperatorRequest, Owner
-from policies.node_states import NodeState
-from policies.quarantine import begin_burn_in, end_burn_in
-from policies.required_checks import PartToTest, parts_to_test
 
 PASSED: Final[dict[CheckMark, bool | None]] = {CheckMark.PASSED: True, CheckMark.FAILED: False, CheckMark.SKIPPED: None}
 ABORTED: Final = "the burn-in was aborted"

@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
-from detectors.burn_in_results import Check, CheckMark
+from holdfast.detectors.burn_in_results import Check, CheckMark
+from holdfast.policies.burn_in import OFFSET, UNCERTAIN, BurnInOutcome, apply_thresholds, outcome
+from holdfast.policies.pair_schedule import PairTest, findings, next_round
+from holdfast.policies.required_checks import PartToTest
 from holdfast.probe.burn_in.checks.traffic import BLOCK
 from holdfast.probe.burn_in.plan import BurnInPlan
 from holdfast.probe.burn_in.session import BurnInConnections, BurnInSession
 from holdfast.probe.remote.program import NoAnswer, ProbeFailed
-from policies.burn_in import OFFSET, UNCERTAIN, BurnInOutcome, apply_thresholds, outcome
-from policies.pair_schedule import PairTest, findings, next_round
-from policies.required_checks import PartToTest
 
 MAX_THREADS: Final = 64
 """Nodes that are tested at once. Each takes a waiting thread and a connection here."""

@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from detectors.burn_in_results import Check, CheckMark
-from detectors.codec import MalformedData, unpacked
 from holdfast.cluster.local import LocalNodes
+from holdfast.detectors.burn_in_results import Check, CheckMark
+from holdfast.detectors.codec import MalformedData, unpacked
 from holdfast.errors import AllocationRequired
 from holdfast.probe.remote import bundle
 from holdfast.probe.remote.program import ChildInterpreter, Interpreter, NoAnswer, NodeUnreachable, ProbeFailed, RemoteProgram
@@ -26,7 +26,12 @@ OVERTIME: Final = 60.0
 """Seconds that a command may take beyond its own: at the lowest priority, alongside training, and torch takes long to load."""
 PINGS: Final = 9
 """Questions about a node's clock; the quickest answer counts."""
-NEEDED: Final = ("detectors.evidence", "detectors.codec", "detectors.burn_in_results", "holdfast.authenticated_listener")
+NEEDED: Final = (
+    "holdfast.detectors.evidence",
+    "holdfast.detectors.codec",
+    "holdfast.detectors.burn_in_results",
+    "holdfast.authenticated_listener",
+)
 CHECKS: Final = "holdfast.probe.burn_in.checks"
 
 

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from detectors.codec import packed
-from detectors.evidence import Unknown
+from holdfast.detectors.codec import packed
+from holdfast.detectors.evidence import Unknown
 from holdfast.probe.readers import files, gpus, host, kernel, network, services, storage
 
 SOURCES: Final[Mapping[str, Callable[[Path], Any]]] = {

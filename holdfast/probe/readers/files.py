@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from detectors.evidence import Unknown
+from holdfast.detectors.evidence import Unknown
 
 MAX_BYTES = 1 << 20
 """Bytes read of one file: files of the kernel are small, and a larger one is something else."""

@@ -6,8 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from detectors.evidence import Unknown
-from detectors.gpu_readings import Clocks, Ecc, Fabric, Gpu, GpuProcess, GpuReading, Heat, NvLink, Pcie, Power, RemappedRows, RetiredPages
+from holdfast.detectors.evidence import Unknown
+from holdfast.detectors.gpu_readings import (
+    Clocks,
+    Ecc,
+    Fabric,
+    Gpu,
+    GpuProcess,
+    GpuReading,
+    Heat,
+    NvLink,
+    Pcie,
+    Power,
+    RemappedRows,
+    RetiredPages,
+)
 from holdfast.probe.readers import files
 from holdfast.probe.readers.nvml import Device, NoNvml, bus_of, nvml
 

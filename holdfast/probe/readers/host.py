@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-from detectors.evidence import Number, Unknown
-from detectors.readings import ClockReading, HostReading, Pressure
+from holdfast.detectors.evidence import Number, Unknown
+from holdfast.detectors.readings import ClockReading, HostReading, Pressure
 from holdfast.probe.readers import files
 
 CLOCKS: Final = "sys/devices/system/clocksource/clocksource0"

@@ -10,15 +10,20 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from detectors.codec import MalformedData, unpacked
-from detectors.evidence import Unknown
-from detectors.readings import NodeReading
+from holdfast.detectors.codec import MalformedData, unpacked
+from holdfast.detectors.evidence import Unknown
+from holdfast.detectors.readings import NodeReading
 from holdfast.probe.remote import bundle
 from holdfast.probe.remote.program import ChildInterpreter, NoAnswer, RemoteProgram
 
 START_SECONDS: Final = 20.0
 """Time for an interpreter to start and to end on a busy node, in addition to the deadline of the probe."""
-EVIDENCE: Final = ("detectors.evidence", "detectors.gpu_readings", "detectors.codec", "detectors.readings")
+EVIDENCE: Final = (
+    "holdfast.detectors.evidence",
+    "holdfast.detectors.gpu_readings",
+    "holdfast.detectors.codec",
+    "holdfast.detectors.readings",
+)
 """The modules of detectors that readers need."""
 NOT_CARRIED: Final = frozenset({"local", "__init__"})
 """Modules of this package that do not run on the node."""

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from detectors.evidence import Unknown
-from detectors.readings import Counters, IbPort, NetworkReading, Nic
+from holdfast.detectors.evidence import Unknown
+from holdfast.detectors.readings import Counters, IbPort, NetworkReading, Nic
 from holdfast.probe.readers import files
 
 IFF_UP: Final = 1

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from detectors.evidence import Unknown
-from detectors.readings import ProcessReading, ServiceReading, ServiceState, StuckProcess
+from holdfast.detectors.evidence import Unknown
+from holdfast.detectors.readings import ProcessReading, ServiceReading, ServiceState, StuckProcess
 from holdfast.probe.readers import files
 from holdfast.probe.readers.gpus import NVIDIA, pci_class
 

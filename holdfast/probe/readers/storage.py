@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-from detectors.evidence import NOT_REQUESTED, Unknown
-from detectors.readings import Counters, Disk, Mount
+from holdfast.detectors.evidence import NOT_REQUESTED, Unknown
+from holdfast.detectors.readings import Counters, Disk, Mount
 from holdfast.probe.readers import files
 
 NO_FILES: Final = frozenset(

@@ -22,12 +22,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from sqlalchemy import func
 from sqlmodel import Session, col
 
-from detectors.all_kinds import CATALOGUE
-from detectors.catalogue import Area, RecommendedAction
+from holdfast.detectors.all_kinds import CATALOGUE
+from holdfast.detectors.catalogue import Area, RecommendedAction
 from holdfast.history.models import FaultRecord, Incident, Phase
+from holdfast.policies.case import RecoveryAction
 from holdfast.report.metrics.jobs import JOB, JobMetrics, add_counts, columns, counter_per_job, gauge_per_job
 from holdfast.report.phases import KINDS
-from policies.case import RecoveryAction
 
 BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 """Seconds: in-process recoveries take hundredths, those that wait for a node minutes."""

@@ -15,14 +15,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from sqlalchemy import func
 from sqlmodel import Session, col, select
 
-from detectors.all_kinds import CATALOGUE
 from holdfast.accounting.bill import Bill, bill
 from holdfast.accounting.ledger import SECOND, TimeCategory
+from holdfast.detectors.all_kinds import CATALOGUE
 from holdfast.history import queries
 from holdfast.history.lease import LEASE_SECONDS, holder_of
 from holdfast.history.models import Checkpoint, Job, JobTransition, Lease
 from holdfast.history.store import History
-from policies.states import State
+from holdfast.policies.states import State
 
 JOB: Final = ("job",)
 """The labels of a metric that has one series for each job."""

@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 import holdfast
-from detectors.gpu_readings import GpuReading
+from holdfast.detectors.gpu_readings import GpuReading
 from holdfast.history import History, queries
 from holdfast.history.health_samples import latest_health
 from holdfast.history.models import Job

@@ -12,10 +12,10 @@ from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import IO, Final
 
-from detectors.catalogue import CATALOGUE
 from holdfast.classify import Classification, Page, classify
 from holdfast.classify.log_stream import decoded
 from holdfast.cli.output import echo, hint
+from holdfast.detectors.catalogue import CATALOGUE
 from holdfast.errors import NotReadable
 from holdfast.report.wording import count, plural, visible
 

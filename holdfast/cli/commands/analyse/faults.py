@@ -8,10 +8,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from detectors.all_kinds import by_place, words_of
-from detectors.associations import ASSOCIATIONS, traits_of
-from detectors.catalogue import AREAS, CATALOGUE, Area, Attribution, FaultKind, RecommendedAction
 from holdfast.cli.output import clock, echo, echo_facts, echo_json, echo_table, heading, hint
+from holdfast.detectors.all_kinds import by_place, words_of
+from holdfast.detectors.associations import ASSOCIATIONS, traits_of
+from holdfast.detectors.catalogue import AREAS, CATALOGUE, Area, Attribution, FaultKind, RecommendedAction
 from holdfast.errors import UnknownFault, UnknownOptionValue
 from holdfast.report.wording import plural
 

@@ -9,20 +9,20 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
-from detectors.all_kinds import CATALOGUE
 from holdfast.cli.commands.watch.incidents import find_incident
 from holdfast.cli.job_view import find_job
 from holdfast.cli.output import clock, echo, echo_facts, echo_json, heading, hint, section
+from holdfast.detectors.all_kinds import CATALOGUE
 from holdfast.errors import UnknownPolicy
 from holdfast.history import queries
 from holdfast.history.models import DecisionRecord, Incident, Job, JobTransition
 from holdfast.history.store import History
+from holdfast.policies.policy import BASE, NAMED, Policy
 from holdfast.report.incident_text import rule_text
 from holdfast.report.policy_text import changes, describe, describe_slowness, number, values
 from holdfast.report.wording import duration, on_target, plural, seat
 from holdfast.spec.job import is_policy_file
 from holdfast.spec.policy import load_policy, policy_of, review_policy
-from policies.policy import BASE, NAMED, Policy
 
 MARK: Final = "*"
 """Precedes what differs from the policy that a file is based on."""

@@ -14,11 +14,11 @@ from holdfast.errors import OperatorError
 from holdfast.history import queries
 from holdfast.history.models import Job
 from holdfast.history.store import History
+from holdfast.policies.states import State
 from holdfast.report.wording import count, plural, size
 from holdfast.runtime.checkpoint.manifest import InvalidatedSteps
 from holdfast.runtime.checkpoint_verifier.findings import StoredCheckpoint
 from holdfast.stored_job import checkpoint_directory
-from policies.states import State
 
 HEAD: Final = ("STEP", "SIZE", "DECISION", "REASON")
 

@@ -11,18 +11,18 @@ from typing import Any, Final
 
 import click
 
-from detectors.burn_in_results import Check, CheckMark
 from holdfast.cli.arguments import cluster_in, known_nodes, operator
 from holdfast.cli.output import COLOURS, echo, echo_json, hint
 from holdfast.cluster import names_of
+from holdfast.detectors.burn_in_results import Check, CheckMark
 from holdfast.errors import NodeNotChanged, NodesBusy
 from holdfast.history.store import History
+from holdfast.policies.burn_in import BurnInOutcome, explain_still_isolated, node_result, seen
+from holdfast.policies.cordons import TESTABLE, Owner
+from holdfast.policies.node_states import NodeState
 from holdfast.probe.burn_in.plan import BurnInPlan
 from holdfast.probe.burn_in.repair import Repair
 from holdfast.report.wording import duration, visible
-from policies.burn_in import BurnInOutcome, explain_still_isolated, node_result, seen
-from policies.cordons import TESTABLE, Owner
-from policies.node_states import NodeState
 
 MARKS: Final = {CheckMark.PASSED: COLOURS["healthy"], CheckMark.FAILED: COLOURS["unhealthy"], CheckMark.SKIPPED: COLOURS["unknown"]}
 

@@ -21,11 +21,11 @@ from holdfast.history.cordons import nodes as cordoned_nodes
 from holdfast.history.health_samples import health_by_node
 from holdfast.history.models import Job, NodeStatusChange
 from holdfast.history.store import History
+from holdfast.policies.cordons import Cordon, CordonKind, Node
+from holdfast.policies.maintenance import PlannedOutage, planned_outage
+from holdfast.policies.node_health import HealthAssessment
 from holdfast.report.wording import NOTHING
 from holdfast.spec import Cluster
-from policies.cordons import Cordon, CordonKind, Node
-from policies.maintenance import PlannedOutage, planned_outage
-from policies.node_health import HealthAssessment
 
 HEAD: Final = (
     "NODE",

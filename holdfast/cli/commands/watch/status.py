@@ -14,10 +14,10 @@ from holdfast.cli.output import clock, echo_facts, echo_json, heading
 from holdfast.history.lease import HEARTBEAT_TIMEOUT, standby_heartbeats
 from holdfast.history.models import StandbyHeartbeat
 from holdfast.history.store import History
+from holdfast.policies.states import State
 from holdfast.report import cost_table, memory
 from holdfast.report.wording import count, duration, on_target, rank_count, share
 from holdfast.stored_job import recorded_cluster
-from policies.states import State
 
 MAX_WARNINGS: Final = 3
 """Newest warnings that are shown; `--json` has them all."""
