@@ -36,7 +36,7 @@ demo: $(VENV)/.all  ## Train, break the training three times, and prove that not
 test: $(VENV)/.dev  ## Run all tests (installs the system packages that they need)
 	@scripts/system_packages.sh
 	@$(BIN)/python -m compileall -q holdfast flows tasks policies detectors benchmarks  # once, and not in each of a thousand processes
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest $(PARALLEL) --durations=20 -rs $(ARGS)
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest $(PARALLEL) --durations=20 -rfEs $(ARGS)
 
 durations: override ARGS += --record-durations
 durations: test  ## Run all tests and write down how long each file takes: the order of the next runs

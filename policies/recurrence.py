@@ -19,7 +19,7 @@ PARTS: Final = frozenset({Attribution.GPU, Attribution.NODE, Attribution.NETWORK
 class ExcuseWhenCorrelated:
     """Attribute a fault to no node if the same kind came on many within a short time: software, or something shared, is the cause.
 
-    Nodes fail independently. At one fault in 6,300 node-hours (`holdfast.policies.checkpoint_interval.PUBLISHED`) three of 1,000 nodes have faults
+    Nodes fail independently. At one fault in 6,300 node-hours (`checkpoint_interval.PUBLISHED`) three of 1,000 nodes have faults
     of any kind within ten minutes once in two years, while a broken script makes all of them fail the same way.
     """
 

@@ -42,6 +42,7 @@ WORKER_VARIABLES: Final[Mapping[str, str]] = {
         "`STEP:GENERATION`, separated by commas: states with this many steps or more from earlier generations are invalid."
     ),
     "HOLDFAST_KEEP": "Number of checkpoints to keep.",
+    "HOLDFAST_GROUPS": "`managed`, `stock` or `auto`: which process groups `init_process_group` and `holdfast.join` create.",
     "HOLDFAST_MEMSTORE": "Folder of in-memory snapshots; missing if none are taken.",
     "HOLDFAST_CHECKPOINT_WRITER": "1 if the agent writes checkpoints from the in-memory snapshots while training continues.",
     "HOLDFAST_SAVE_BANDWIDTH": "Bytes per second that this node may use to write checkpoints while training continues; missing: no limit.",

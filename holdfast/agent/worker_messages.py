@@ -429,6 +429,14 @@ class RolesField(Forwarded):
     copies: Groups | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level(CommonFields):
+    """The level of integration that a script has reached, and a sentence that says what it means."""
+
+    level: Text
+    text: Text
+
+
 class MessageSender(StrEnum):
     """Who sends a message to the agent."""
 
@@ -478,6 +486,7 @@ KINDS: Final = (
     MessageKind("status", _W, _M.on_rank_status, Timed),
     MessageKind("sums", _W, _M.on_checksums, Forwarded),
     # Managed groups, recovery and migration.
+    MessageKind("level", _W, _M.forward, Level),
     MessageKind("groups", _W, _M.on_groups, Forwarded),
     MessageKind("roles", _W, _M.on_roles, RolesField),
     MessageKind("broken", _BOTH, _M.forward, Broken),

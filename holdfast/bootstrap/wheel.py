@@ -10,6 +10,7 @@ import base64
 import hashlib
 import importlib.util
 import io
+import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +27,6 @@ from holdfast.source_tree import ROOT
 NAME: Final = "holdfast_node"
 ENTRIES: Final = ("holdfast.agent", "holdfast.runtime")
 """Packages that are included completely."""
-OURS: Final = frozenset({"holdfast", "detectors"})
 VENDORED: Final = ("pynvml",)
 """Included where it is installed here: it works with older drivers, while an older one on the node may lack functions."""
 ZIP_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
@@ -100,7 +100,8 @@ def _digest(data: bytes) -> str:
 
 def _sources() -> dict[str, bytes]:
     """Return every file of the wheel, by its path below site-packages."""
-    files = [file for top in OURS for file in (ROOT / top).rglob("*.py")]
+    folders = os.walk(ROOT / "holdfast", followlinks=True)  # in a source tree `holdfast.detectors` is a link
+    files = [Path(folder, name) for folder, _, names in folders for name in names if name.endswith(".py")]
     known = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
     paths = [known[name] for name in closure(known)]
     tables = [table for folder in {path.parent for path in paths} for table in folder.glob("*.toml")]  # what the detectors read
@@ -122,7 +123,7 @@ def closure(known: Mapping[str, Path]) -> list[str]:
             continue
         found.add(name)
         packages = {name.rsplit(".", count)[0] for count in range(1, name.count(".") + 1)}  # importing a module imports them
-        pending += (packages | (set() if name in OURS else _imports(known[name], known))) - found
+        pending += (packages | (set() if name == "holdfast" else _imports(known[name], known))) - found
     return sorted(found)
 
 

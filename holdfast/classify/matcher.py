@@ -1,8 +1,8 @@
 """Find which signatures may match on which line: one pass of Hyperscan over a block of lines, for all signatures at once.
 
 Hyperscan reports too much where an expression looks ahead or back, or where a match crosses a line end, and never too little:
-`holdfast.detectors.logs.judge` tries each candidate on its own line. Without the package every signature is a candidate everywhere, which gives the
-same results some hundred times slower.
+`holdfast.detectors.logs.judge` tries each candidate on its own line. Without the package every signature is a candidate everywhere,
+which gives the same results some hundred times slower.
 """
 
 from __future__ import annotations

@@ -171,9 +171,9 @@ def _message(line: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Return our environment; in a checkout that is not installed, with the folder of the flows."""
+    """Return our environment; in a checkout that is not installed, with its folder."""
     root = Path(next(iter(holdfast.__path__))).parent
     environment = dict(os.environ)
-    if (root / "pyproject.toml").exists() and (root / "flows").is_dir():
+    if (root / "pyproject.toml").exists():
         environment["PYTHONPATH"] = os.pathsep.join(part for part in (str(root), environment.get("PYTHONPATH")) if part)
     return environment

@@ -214,6 +214,12 @@ class JobView:
         return f"no steps are reported: use `holdfast.session` or `holdfast.heartbeat`; {logs}"
 
     @property
+    def integration(self) -> str:
+        """Return what a fault means at the level of integration that the script has reached; empty while that is unknown."""
+        facts = self.generation.facts if self.generation else None
+        return str((facts or {}).get("integration") or "")
+
+    @property
     def no_snapshots(self) -> str:
         """Return why there is no in-memory snapshot; empty where there is one, or where the reason is unknown."""
         return memory.why_none(self.snapshots, self.memory_fault, self.job.spec, ended=self.ended)
@@ -298,6 +304,7 @@ class JobView:
             "checkpoint": {"step": checkpoint.step, "path": checkpoint.path, "at": checkpoint.at} if checkpoint else None,
             "snapshots": memory_record,
             "no_snapshots": self.no_snapshots or None,
+            "integration": self.integration or None,
             "at_risk": self.at_risk.as_record() if self.at_risk else None,
             "at_risk_with_node": self.at_risk_with_node.as_record() if self.at_risk_with_node else None,
             "warnings": [

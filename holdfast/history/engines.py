@@ -174,7 +174,7 @@ def postgresql_engine(target: URL, url: str, *, patience: float) -> Engine:
     try:
         engine = create_engine(target, connect_args=missing, pool_pre_ping=True, max_overflow=-1, json_serializer=to_json)
     except ImportError as error:
-        raise HistoryUnreachable(url, "its driver is missing, `pip install 'holdfast[control]'` installs it") from error
+        raise HistoryUnreachable(url, "its driver is missing, `pip install 'holdfast[server]'` installs it") from error
     except ArgumentError as error:
         raise HistoryUnreachable(url, str(error)) from error
     if problem := _bad_option(engine, target):

@@ -207,7 +207,7 @@ class NodeCordon(SQLModel, table=True):
 
 
 class ServiceTransition(SQLModel, table=True):
-    """One transition of a node's state machine (`holdfast.policies.node_states`); the row with the greatest number holds the current state."""
+    """One transition of a node's state machine (`policies/node_states.py`); the row with the greatest number holds the current state."""
 
     __tablename__: ClassVar[Any] = "service_transition"
     __table_args__ = (UniqueConstraint("cluster", "node", "number"),)
@@ -339,7 +339,7 @@ class DecisionRecord(SQLModel, table=True):
 
 
 class DecidedCase(SQLModel, table=True):
-    """The input of a decision (`holdfast.policies.case_codec`), so that another policy can decide the same case. Old decisions have none."""
+    """The input of a decision (`policies/case_codec.py`), so that another policy can decide the same case. Old decisions have none."""
 
     __tablename__: ClassVar[Any] = "decided_case"
     decision_id: str = Field(primary_key=True)

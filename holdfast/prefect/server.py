@@ -227,8 +227,8 @@ def main(arguments: list[str]) -> int:
     """Replace this process by ``python -m`` *arguments*, with a Prefect server; exit at once if it has to detach meanwhile."""
     detach = handle_sigusr1()
     signal.signal(signal.SIGTERM, _exit_on_signal)
-    early_launch.start(arguments)
     try:
+        early_launch.start(arguments, detach)
         return _run(arguments, detach)
     finally:
         early_launch.abandon(early_launch.DETACH if detach.why else early_launch.STOP)

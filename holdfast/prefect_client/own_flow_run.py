@@ -105,7 +105,7 @@ class OwnFlowRun:
         while not self._over.is_set():
             for number in self._lineage or self._find_lineage(client):
                 with suppress(ObjectNotFound):  # the server lost its database
-                    self._apply(client.read_flow_run(number))
+                    self._apply(client, client.read_flow_run(number))
             self._failing = False
             self._close_predecessor(client)
             self.flow_run.poll.wait(POLL_SECONDS)
@@ -124,7 +124,7 @@ class OwnFlowRun:
         self._lineage = found
         return found
 
-    def _apply(self, run: PrefectFlowRun) -> None:
+    def _apply(self, client: SyncPrefectClient, run: PrefectFlowRun) -> None:
         """Carry out what the state of this flow run, or of one of its parents, asks for."""
         state, is_own = run.state, run.id == self._lineage[0]
         if state is None:
@@ -140,8 +140,14 @@ class OwnFlowRun:
                 self._paused, self.flow_run.suspended = None, ""
             elif state.is_final():
                 self._paused = state
-        elif is_own and state.is_running():
+        elif is_own:
+            self._apply_own(client, run.id, state)
+
+    def _apply_own(self, client: SyncPrefectClient, flow_run: UUID, state: State) -> None:
+        if state.is_running():
             self._detach_if_replaced(state)
+        elif state.is_failed():
+            self._suspend_if_run_out(client, flow_run)
 
     def _is_started_again(self) -> bool:
         """Return whether Prefect starts this flow in a new process when it is resumed."""
@@ -155,6 +161,13 @@ class OwnFlowRun:
         self._running = self._running or state.id
         if state.id != self._running and self._is_started_again() and self._run is not None:
             self._run.detach.request("its flow run was resumed in another process")
+
+    def _suspend_if_run_out(self, client: SyncPrefectClient, flow_run: UUID) -> None:
+        """Suspend the job if Prefect failed this flow run because its suspension ran out, all of it between two polls."""
+        before = client.read_flow_run_states(flow_run)[-2:-1]
+        if before and before[0].is_paused():
+            self._paused = before[0]
+            self.flow_run.suspended = "suspended in Prefect; the flow run was not resumed in time"
 
     def _write_message(self, saved: str) -> None:
         """Write *saved* into the state of this flow run while it is suspended; give up after a while, as the history has it too."""

@@ -18,6 +18,9 @@ LONGEST_MESSAGE: Final = 4 * 1024
 LONGEST_TRACEBACK: Final = 64 * 1024
 """Bytes of a traceback that are sent to the agent."""
 
+STARTING: Final = frozenset({"holdfast.runtime.process.fork_server", "holdfast.runtime.process.launcher", "runpy"})
+"""Modules whose frames come before the script's own."""
+
 _GLOO_TIMEOUT: Final = "Application timeout caused pair closure"
 """The text of every collective after one timed out; gloo does not name itself in it."""
 
@@ -98,11 +101,7 @@ def describe(error: BaseException, step: int | None = None) -> dict[str, Any]:
 def _traceback(error: BaseException) -> str:
     """Return the complete traceback of *error*, causes included, without the frames of the fork server before the script's own."""
     first = error.__traceback__
-    while (
-        first is not None
-        and first.tb_next is not None
-        and first.tb_frame.f_globals.get("__name__") == "holdfast.runtime.process.fork_server"
-    ):
+    while first is not None and first.tb_next is not None and first.tb_frame.f_globals.get("__name__") in STARTING:
         first = first.tb_next
     try:
         return "".join(traceback.format_exception(type(error), error, first))

@@ -43,6 +43,7 @@ from holdfast.runtime.snapshots.restore import SnapshotSource, from_memory
 from holdfast.runtime.snapshots.snapshotter import Snapshotter
 from holdfast.runtime.state import rng, tree, unmanaged
 from holdfast.runtime.state.training import Stateful, Training, unwrapped, unwrapped_optimizer
+from holdfast.runtime.telemetry import integration_level
 from holdfast.runtime.telemetry.ddp_determinism import M, average_gradients, stabilize_all_ddp, stabilize_ddp, watch
 from holdfast.runtime.telemetry.progress import section
 from holdfast.runtime.telemetry.rank_status import answer_queries
@@ -259,6 +260,8 @@ class Session(AbstractContextManager["Session"]):
         start = time.monotonic()
         self._initialised_group = join(_device_of(self._training.model))
         self._world = World.current()
+        self._decline_repair()
+        integration_level.session_begins(grouped=self._world.size > 1)
         if self._world.grouped:
             atexit.register(wait_until_idle)
         if self._settings is not None and self._settings.every > 0 and (membership() is not None or self._world.size == 1):
@@ -288,6 +291,16 @@ class Session(AbstractContextManager["Session"]):
             self._training.check()
             self._saver = Saver(self._settings, self._world or World.current(), link().generation)
         return True
+
+    def _decline_repair(self) -> None:
+        """Leave groups that the launcher manages unasked as they are after a fault, where a step cannot be repeated, or may not be."""
+        manager = membership()
+        if manager is None or not manager.replaces_init:
+            return
+        if self._loop is not None and (obstacle := self._loop.find_obstacle()):
+            manager.decline(f"this loop cannot repeat a step ({obstacle})")
+        elif self._training.data is None and os.environ.get("HOLDFAST_GROUPS") != "managed":
+            manager.decline("the session has no `data`, so a repeated step might get another batch (`groups: managed` repairs them)")
 
     def _take_snapshots(self, config: SnapshotConfig) -> None:
         if self._training.optimizers:
@@ -789,12 +802,8 @@ def session(  # noqa: PLR0913 (each is one thing of the user's, all but the firs
             has prepared for ``fp16``.
     """
     optimizers = _several("optimizer", optimizer, Optimizer)
-    if membership() is not None and any(
-        getattr(one, "scaler", None) is not None and unwrapped_optimizer(one) is not one for one in optimizers
-    ):
-        raise ValueError(
-            "managed groups do not support the optimizer that Accelerate prepares for mixed_precision='fp16': use 'bf16', or torch's groups"
-        )
+    if any(getattr(one, "scaler", None) is not None and unwrapped_optimizer(one) is not one for one in optimizers):
+        _decline_scaled()
     training = Training(
         model=unwrapped(_instance("model", model, nn.Module)),
         optimizers=tuple(map(unwrapped_optimizer, optimizers)),
@@ -808,6 +817,17 @@ def session(  # noqa: PLR0913 (each is one thing of the user's, all but the firs
     if place := checkpoint_dir or environment.get("HOLDFAST_CHECKPOINT_DIR"):
         settings = CheckpointSettings(directory=Path(place).absolute(), every=every, keep=kept, fixed=save_every is not None)
     return Session(training, settings, any_rank=any_rank)
+
+
+def _decline_scaled() -> None:
+    """Have managed groups not repaired with Accelerate's gradient scaler, which skips steps on its own; refuse those that were asked for."""
+    manager = membership()
+    if manager is not None and manager.replaces_init and os.environ.get("HOLDFAST_GROUPS") != "managed":
+        manager.decline("Accelerate's optimizer for mixed_precision='fp16' cannot repeat a step ('bf16' can)")
+    elif manager is not None:
+        raise ValueError(
+            "managed groups do not support the optimizer that Accelerate prepares for mixed_precision='fp16': use 'bf16', or torch's groups"
+        )
 
 
 def _count(name: str, given: int | None, configured: str | None, default: int, *, least: int) -> int:

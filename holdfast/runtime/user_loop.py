@@ -53,7 +53,7 @@ class UserLoop:
         session, recovery = self._session, self._session._recovery  # noqa: SLF001
         self._warm_up = session._begin_loop()  # noqa: SLF001
         if recovery is not None:
-            self.obstacle = self.obstacle or self._find_obstacle()
+            self.obstacle = self.find_obstacle()
             self._report_obstacle(new=recovery.new)
             dry_run = recovery.membership.dry_run
             recovery.warming_up = dry_run is not None and dry_run.hot_spare is not None
@@ -66,9 +66,14 @@ class UserLoop:
         else:
             self._loader.before_batch = self.begin_step
 
-    def _find_obstacle(self) -> str:
-        """Return why a process that takes a rank cannot come to the place of the others in the loop; empty where it can."""
+    def find_obstacle(self) -> str:
+        """Return why a step cannot be repeated in its process, or a new process cannot come to the place of the others in the loop.
+
+        Empty where both can. Before the loop has begun, wrappers and the number of groups are not looked at.
+        """
         session = self._session
+        if self.obstacle:
+            return self.obstacle
         if self._loader is None:
             return "its data is not known, as the session has no holdfast.Loader"
         if self._loader.length is None:

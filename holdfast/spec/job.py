@@ -331,7 +331,13 @@ class TrainingJob(SpecModel):
     hot_spares: Annotated[Annotated[StrictInt, Field(ge=0)] | Literal["auto"], _number_or_auto("none", "hot spares")] = Field(
         default="auto",
         description="Warm processes that replace lost ranks, placed on nodes with free slots first, then alongside workers; `auto`: as "
-        "many as the spare nodes have ranks, while there is room, if the script's groups can be repaired (`holdfast.join`), else none.",
+        "many as the spare nodes have ranks, while there is room, if the job's process groups are managed (`groups`), else none.",
+    )
+    groups: Literal["auto", "managed", "stock"] = Field(
+        default="auto",
+        description="What `torch.distributed.init_process_group` creates in the script or module, whoever calls it: `managed` groups, "
+        "which survive the loss of a rank; `stock`: PyTorch's own; `auto`: managed ones where they save a restart and are proven, i.e. on "
+        "CPUs if the script uses `holdfast.session`, else PyTorch's own. The log of rank 0 and `holdfast status` say what it is, and why.",
     )
     node_labels: dict[NonEmptyText, NonEmptyText] = Field(
         default={},
@@ -367,7 +373,7 @@ class TrainingJob(SpecModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        for problem in contradictions(self.model_dump(include={"script", "module", "command", "args", "checkpoint"})):
+        for problem in contradictions(self.model_dump(include={"script", "module", "command", "args", "groups", "checkpoint"})):
             context = {"reason": problem.reason, "cure": problem.cure, "field": problem.field}
             raise PydanticCustomError("contradiction", "{field}: {reason}. {cure}", context)
         return self
@@ -409,6 +415,9 @@ def contradictions(fields: dict[str, object]) -> Iterator[Problem]:
         yield Problem(field=given[1], reason=f"{'both ' if len(given) == 2 else ''}{names} are set", cure="Keep one of them")  # noqa: PLR2004
     if fields.get("args") and "command" in given:
         yield Problem(field="args", reason="`args` belong to `script` or `module`", cure="Append them to `command`")
+    if fields.get("groups") == "managed" and "command" in given:
+        reason = "a `command` starts its own interpreter, in which Holdfast cannot replace `init_process_group`"
+        yield Problem(field="groups", reason=reason, cure="Set `script` or `module`, or call `holdfast.join()` in the script")
     checkpoint = fields.get("checkpoint")
     defaults = {name: info.default for name, info in CheckpointPlan.model_fields.items()}
     plan = {**defaults, **checkpoint} if isinstance(checkpoint, dict) else defaults

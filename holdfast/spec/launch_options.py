@@ -37,6 +37,7 @@ CHECKPOINTS: Final = "holdfast-checkpoints"
 OFFERED: Final[Mapping[str, str]] = {
     "spare_nodes": "0",
     "hot_spares": "auto",
+    "groups": "auto",
     "workdir": ".",
     "env": '{OMP_NUM_THREADS: "1"}',
     "checkpoint": "{directory: checkpoints, interval: 100, keep: 2}",
@@ -63,6 +64,7 @@ class LaunchOptions:
     nproc_per_node: str | None = None
     spare_nodes: int | None = None
     hot_spares: str | None = None
+    groups: str | None = None
     max_restarts: int | None = None
     shutdown_timeout: int | None = None
     """Seconds."""
@@ -81,6 +83,7 @@ class LaunchOptions:
             "nproc_per_node": self.nproc_per_node,
             "spare_nodes": self.spare_nodes,
             "hot_spares": int(self.hot_spares) if self.hot_spares and self.hot_spares.isdecimal() else self.hot_spares,
+            "groups": self.groups,
             "workdir": self.workdir,
             "python": self.python,
             "env": dict(self.env) or None,

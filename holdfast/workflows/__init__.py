@@ -11,22 +11,18 @@ from typing import Any, ParamSpec
 
 from prefect.flows import Flow
 
-from holdfast.workflows.packages import share_names
-
-share_names()  # before the first import from these packages
-
-from holdfast.checkpoints.inventory import CheckpointInfo  # noqa: E402
-from holdfast.errors import BurnInFailed, CapacityTimeout, EvaluationFailed, NoCheckpoint, TooFewHealthyNodes  # noqa: E402
-from holdfast.evaluation import Evaluation  # noqa: E402
-from holdfast.flows.cluster_health import cluster_health  # noqa: E402
-from holdfast.flows.node_repair import node_repair  # noqa: E402
-from holdfast.flows.training_job import training_job as _training_job  # noqa: E402
-from holdfast.probe.burn_in.repair import BurnInReport, NodeBurnIn  # noqa: E402
-from holdfast.probe.health.capacity import Capacity  # noqa: E402
-from holdfast.probe.health.checkup import ClusterHealth, NodeHealth  # noqa: E402
-from holdfast.spec import Cluster, LocalCluster, SlurmCluster, SshCluster, TrainingJob, load_cluster, load_job  # noqa: E402
-from holdfast.tasks.building_blocks import burn_in_nodes, evaluate_checkpoint, latest_checkpoint, probe_cluster, wait_for_capacity  # noqa: E402
-from holdfast.training_result import TrainingResult, training_result  # noqa: E402
+from holdfast.checkpoints.inventory import CheckpointInfo
+from holdfast.errors import BurnInFailed, CapacityTimeout, EvaluationFailed, NoCheckpoint, TooFewHealthyNodes
+from holdfast.evaluation import Evaluation
+from holdfast.flows.cluster_health import cluster_health
+from holdfast.flows.node_repair import node_repair
+from holdfast.flows.training_job import training_job as _training_job
+from holdfast.probe.burn_in.repair import BurnInReport, NodeBurnIn
+from holdfast.probe.health.capacity import Capacity
+from holdfast.probe.health.checkup import ClusterHealth, NodeHealth
+from holdfast.spec import Cluster, LocalCluster, SlurmCluster, SshCluster, TrainingJob, load_cluster, load_job
+from holdfast.tasks.building_blocks import burn_in_nodes, evaluate_checkpoint, latest_checkpoint, probe_cluster, wait_for_capacity
+from holdfast.training_result import TrainingResult, training_result
 
 P = ParamSpec("P")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import py_compile
+import re
 import subprocess
 import sys
 import zipfile
@@ -201,6 +202,35 @@ def test_whatever_python_runs_is_run(both: Both, kind: str) -> None:
         argv = "relative/../relative/__main__.py"
     end = both.same(argv, "x")
     assert end["code"] == 0
+
+
+@pytest.mark.parametrize(("name", "status"), [("alone", 0), ("nest.inner", 3), ("nest", 0), ("missing", 1), ("nest.bare", 1)])
+def test_a_module_cannot_tell_the_difference(both: Both, name: str, status: int) -> None:
+    """A module, one in a package, a package with a main module; and what Python says where there is none."""
+    work = both.node.work
+    facts = """
+import multiprocessing.spawn, os, pickle, sys
+class Thing: pass
+print(__name__, __file__, __package__, __spec__.name, sys.argv, sys.orig_argv, sys.path[:2], os.getcwd())
+print(sys.modules["__main__"].__dict__ is globals())
+print(pickle.dumps(Thing()), multiprocessing.spawn.get_preparation_data("x")["init_main_from_name"])
+"""
+    (work / "nest" / "bare").mkdir(parents=True, exist_ok=True)
+    (work / "nest" / "__init__.py").write_text("here = 3")
+    (work / "nest" / "bare" / "__init__.py").touch()
+    (work / "nest" / "inner.py").write_text(f"{facts}\nfrom . import here\nsys.exit(here)")
+    for path in (work / "alone.py", work / "nest" / "__main__.py"):
+        path.write_text(facts)
+    assert both.same("-m", name, "x", "-y")["code"] == status
+
+
+def test_an_exception_of_a_module_is_shown_from_its_own_first_line_on(both: Both) -> None:
+    """The lines of what started it are left out, in the log and in the report."""
+    (both.node.work / "wrong.py").write_text("def wrong():\n    return 1 / 0\nwrong()\n")
+    end = both.warm("-m", "wrong")
+    assert (end["code"], end["raised"]["type"]) == (1, "ZeroDivisionError")
+    for text in (end["output"], end["raised"]["traceback"]):
+        assert re.findall(r'File "([^"]+)"', text) == [str(both.node.work / "wrong.py")] * 2, text
 
 
 def test_an_exception_is_reported_with_its_text(both: Both) -> None:

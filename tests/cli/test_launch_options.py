@@ -164,6 +164,8 @@ def test_a_python_file_that_makes_a_job_is_a_job_file_and_any_other_a_script(tmp
         (["--nproc-per-node", "many", "train.py"], ["--nproc-per-node", "many"]),
         (["--nnodes", "4:2", "train.py"], ["--nnodes", "2:4"]),
         (["--hot-spares", "some", "train.py"], ["--hot-spares", "some"]),
+        (["--groups", "nonsense", "train.py"], ["--groups", "auto", "managed", "stock"]),
+        (["--groups", "managed", "--no-python", "/bin/true"], ["--groups", "holdfast.join()"]),
         (["--name", "No Name", "train.py"], ["--name"]),
         (["--env", "A", "train.py"], ["--env", "NAME=VALUE"]),
         (["--env", "RANK=1", "train.py"], ["--env", "RANK"]),

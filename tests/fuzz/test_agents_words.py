@@ -38,6 +38,7 @@ FACTS: Final[Message] = {
     "steps": [[5, 5.0, 0.1, 0.5, 256, None]], "ranks": {"0": BEAT}, "said": {}, "events": [], "roles": [[0, 1]], "copies": [],
     "seen_at": 5.0, "part": "p", "quote": "q", "source": "s", "over": 1, "counter_increases": {},
     "for_generation": 2, "peer": "h:9", "on": [0], "recordings": "/t", "heartbeat": False, "replica": False, "grouped": True, "calls": 1,
+    "level": "managed-groups", "text": "t",
 }  # fmt: skip
 """All that any event carries, as an agent may say it."""
 ABOUT: Final[Message] = {

@@ -1,7 +1,8 @@
 """Import Prefect and the flow once, then fork a flow for each order: a program that `Flows` speaks with over its pipes.
 
-Nothing here starts a thread or a connection before the fork, so a fork is as good as ``python -m holdfast.flows.training_job``, and three seconds of
-a core cheaper. That those words themselves work is seen wherever a test uses the command, and where a stage has its own Prefect server.
+Nothing here starts a thread or a connection before the fork, so a fork is as good as ``python -m holdfast.flows.training_job``, and three
+seconds of a core cheaper. That those words themselves work is seen wherever a test uses the command, and where a stage has its own Prefect
+server.
 """
 
 from __future__ import annotations

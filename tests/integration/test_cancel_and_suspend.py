@@ -265,13 +265,18 @@ def test_a_fault_while_a_job_is_being_suspended_is_not_fatal(desk: Desk) -> None
 
 
 def test_a_suspension_that_runs_out_keeps_the_job_which_the_next_run_continues(desk: Desk) -> None:
-    """Prefect fails the flow run; nothing of the job is lost with it."""
+    """Prefect fails the flow run, here before its process sees the suspension; nothing of the job is lost with it."""
     run = desk.submits("run-out")
     before = run.job.id
-    run.suspends(seconds=1.0)
+    process = _lease(desk, run).pid
+    os.kill(process, signal.SIGSTOP)
+    try:
+        run.suspends(seconds=1.0)
+        run.reaches("FAILED")
+    finally:
+        os.kill(process, signal.SIGCONT)
     run.job_reaches("SUSPENDED")
     run.leaves_nothing()
-    wait_until(lambda: run.state["type"] in {"FAILED", "PAUSED"}, seconds=SECONDS)
     again = desk.submits("run-out")
     assert again.job.id == before
     assert len(queries.generations(desk.history, before)) == 2

@@ -254,13 +254,15 @@ def test_a_recovery_that_comes_to_its_deadline_unheard_is_waited_for(rack: Rack,
 def test_a_flow_that_takes_over_while_a_host_is_cut_off_waits_for_it(job: HostJob) -> None:
     """The host trains on with the others, so its silence is no fault; once the way is mended its agent is taken up."""
     job.settles()
-    before, host, known = job.chaos.ranks(), job.host_of(0), len(job.incidents())
+    before, host, known, taken_up = job.chaos.ranks(), job.host_of(0), len(job.incidents()), len(reattached(job))
+    others = sum(one.node != host.name for one in before.values())  # earlier tests may have left the host two
     host.cut("orchestrator")
     try:
         job.flows[-1].kill()
         job.flows[-1].wait()
         flow = job.start()
-        job.until(lambda: job.told("reattached to the job in state RUNNING: 2 worker(s)"), "a flow that knows of the other two ranks")
+        job.until(lambda: len(reattached(job)) > taken_up, "a flow that knows of the other ranks")
+        assert f"in state RUNNING: {others} worker(s)" in reattached(job)[-1], job.log()
         begun = job.step()
         job.until(lambda: job.step() >= begun + 2 * UNHEARD, "steps meanwhile")
         assert flow.poll() is None, job.log()
@@ -358,23 +360,6 @@ def test_loss_and_delay_are_no_fault(job: HostJob, share: float, whom: Whom) -> 
         host.heal()
     assert len(job.incidents()) == known, job.log()
     assert job.chaos.ranks() == before
-
-
-@pytest.mark.parametrize(("rate", "more"), [("64kbit", UNHEARD), ("8kbit", 4 * UNHEARD)])
-def test_a_slow_link_to_all_hosts_holds_up_no_step(rack: Rack, job: HostJob, rate: str, more: int) -> None:
-    """What agents tell waits for its turn, and all of it comes in at last; nobody takes that for a fault, nor that it comes late."""
-    job.settles()
-    before, known, begun, gone = job.chaos.ranks(), len(job.incidents()), job.step(), said(job, f"spare {job.spare().name} is lost")
-    rack.limit(rate)
-    try:
-        job.until(lambda: job.step() >= begun + more, "steps meanwhile")
-        assert rack.held_back() > 0, "the link held nothing back"
-    finally:
-        rack.limit(None)
-    all_told(job)
-    assert len(job.incidents()) == known, job.log()
-    assert job.chaos.ranks() == before
-    assert said(job, f"spare {job.spare().name} is lost") == gone, "what is spare stays so"
 
 
 def test_a_host_that_is_given_up_and_comes_back_has_no_say_any_more(job: HostJob) -> None:
@@ -505,6 +490,29 @@ def begun(rack: Rack, job: HostJob, prefect_server: PrefectServer, tmp_path: Pat
         return started(rack, tmp_path / name, prefect_server.environment, checkpoint, name=name, **nodes, **given)
 
     return begin
+
+
+def test_a_slow_link_to_all_hosts_holds_up_no_step(rack: Rack, begun: Begin) -> None:
+    """What agents send waits for its turn, and all of it comes in at last; nobody takes that for a fault, nor that it comes late.
+
+    A hang takes 6 s: longer than ranks stand for want of a core on a busy machine, and less than the slower link lasts.
+    """
+    with begun(
+        "slow-link", {"interval": EVERY}, {"nnodes": 3, "nproc_per_node": 1, "spare_nodes": 1, "hot_spares": 1}, timeouts={"hang": "6s"}
+    ) as slow:
+        for rate, more in (("64kbit", UNHEARD), ("8kbit", 4 * UNHEARD)):
+            slow.settles()
+            before, begun_at = slow.chaos.ranks(), slow.step()
+            rack.limit(rate)
+            try:
+                slow.until(lambda until=begun_at + more: slow.step() >= until, "steps meanwhile")  # type: ignore[misc]
+                assert rack.held_back() > 0, "the link held nothing back"
+            finally:
+                rack.limit(None)
+            all_told(slow)
+            assert not slow.incidents(), slow.log()
+            assert slow.chaos.ranks() == before
+            assert not said(slow, f"spare {slow.spare().name} is lost"), "what is spare stays so"
 
 
 def test_ranks_that_were_given_up_and_need_nobody_else_train_on_and_save_nothing(begun: Begin) -> None:

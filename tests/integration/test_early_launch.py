@@ -49,16 +49,16 @@ def texts(place: Place, job: str) -> list[str]:
 
 def test_ranks_run_before_prefect_does_and_the_death_of_the_flow_ends_them(silent: Place) -> None:
     """The launcher is a child of the flow's process, and nothing is left of both."""
-    child = silent.start("run", silent.job("first", NAP))
+    child = silent.start("run", silent.job("starts-first", NAP))
     worker = silent.worker()
-    launcher = launcher_of(silent, "first")
+    launcher = launcher_of(silent, "starts-first")
     flow = parent_of(launcher)
     assert flow is not None
     assert parent_of(flow) == child.pid
-    assert silent.state("first") == "LAUNCHING", "the flow decides what follows"
+    assert silent.state("starts-first") == "LAUNCHING", "the flow decides what follows"
     os.kill(flow, signal.SIGKILL)
     said, _ = child.communicate(timeout=SECONDS)
-    wait_until(lambda: silent.state("first") == "CANCELLED", seconds=SECONDS, explain=silent.log)
+    wait_until(lambda: silent.state("starts-first") == "CANCELLED", seconds=SECONDS, explain=silent.log)
     wait_until(lambda: state_of(worker) in "?Z", seconds=SECONDS)
     gone(silent)
     assert child.returncode != 0, said

@@ -83,6 +83,7 @@ def test_under_torchs_own_groups_a_job_starts_again_on_fewer_nodes_and_on_more_w
     play = stage.play(
         "narrower",
         script=str(script),
+        groups="stock",
         args=["1000000", str(stage.home), "gate-21"],
         nnodes="2:3",
         nproc_per_node=1,

@@ -98,7 +98,7 @@ def test_a_job_that_ends_before_its_goal_keeps_its_newest_step(stage: Stage, alo
     """
     notice, results = stage.home / "notice", [stage.home / "whole.json", stage.home / "ended.json"]
     stage.count, stage.cluster = 2, {"preemption_notice": {"file": str(notice), "interval": "200ms", "lead_time": "20s"}}
-    fields: dict[str, Any] = {"script": COPIES, **NODES, "checkpoint": {"interval": 1000, "memory": MEMORY}}
+    fields: dict[str, Any] = {"script": COPIES, **NODES, "groups": "stock", "checkpoint": {"interval": 1000, "memory": MEMORY}}
     alone(COPIES, 200, results[0], 0)
     play = stage.play("ends", args=["200", str(results[1])], **fields)
     play.steps_to(30)

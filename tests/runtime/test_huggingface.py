@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,9 +87,10 @@ def test_a_training_continues_after_a_hang_and_a_lost_node(train: Train, undistu
     assert_equal(flow, undisturbed_training)
 
 
-def test_with_managed_groups_a_killed_rank_restarts_all(train: Train, undisturbed_training: Ended) -> None:
+@pytest.mark.parametrize("options", [{"join": True}, {"groups": "auto"}], ids=["joined", "auto"])
+def test_with_managed_groups_a_killed_rank_restarts_all(train: Train, undisturbed_training: Ended, options: dict[str, Any]) -> None:
     """The Trainer cannot compute a step again: the other rank says so and exits, and both continue with the step before."""
-    flow = train("join", save=1, chaos=[fault(1, "begin", 5)])
+    flow = train(*(["join"] if options.pop("join", False) else []), save=1, chaos=[fault(1, "begin", 5)], **options)
     flow.until_dead(1)
     raised = flow.hear("exception", 0)
     assert raised["peer_lost"], raised
@@ -96,6 +98,11 @@ def test_with_managed_groups_a_killed_rank_restarts_all(train: Train, undisturbe
     flow.restart()
     assert flow.hear("resumed", 1, generation=2)["step"] == 4
     assert_equal(flow, undisturbed_training)
+    if options:
+        texts = {(one["level"], "the Trainer cannot compute a step again" in one["text"]) for one in flow.of("level")}
+        assert texts == {("managed-state", True)}
+            ("managed-state", True)
+        }
 
 
 def test_a_torn_checkpoint_of_the_trainer_is_left_out(train: Train) -> None:

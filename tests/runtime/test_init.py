@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import holdfast
-from holdfast.runtime import init, world
+from holdfast.runtime import world
 from tests.runtime.flow_double import SCRIPTS, UNTIL, Job
 from tests.runtime.ranks import ROOT
 
@@ -77,7 +77,7 @@ def test_an_nccl_that_cannot_be_aborted_costs_managed_groups_and_one_warning(job
     flow = job("old-nccl", script="joined", ranks=3)
     ended = flow.finish()
     assert ended.status == [0] * 3, flow.logs()
-    assert [one["backend"] for one in ended.told] == ["gloo"] * 3
+    assert [(one["backend"], one["managed"]) for one in ended.told] == [("gloo", False)] * 3
     assert {(one["ranks"], one["step"]) for one in ended.told} == {(3, UNTIL)}
     assert flow.of("exception") == flow.of("groups") == flow.of("broken") == []
     logs = [(flow.folder / f"rank-{rank}.log").read_text() for rank in range(3)]
@@ -89,8 +89,7 @@ def test_an_nccl_that_can_be_aborted_is_managed(job: Job) -> None:
     flow = job(script="joined", ranks=2)
     ended = flow.finish()
     assert ended.status == [0] * 2, flow.logs()
-    assert [one["backend"] for one in ended.told] == ["holdfast"] * 2
-    assert init._can_be_managed()
+    assert [(one["backend"], one["managed"]) for one in ended.told] == [("gloo", True)] * 2
 
 
 def test_ranks_that_start_late_are_waited_for(job: Job) -> None:

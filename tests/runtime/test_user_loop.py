@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import holdfast
+from tests.mentions import mentions
 from tests.runtime.chaos import fault
 from tests.runtime.flow_double import UNTIL, Ended, FlowDouble, Job, Workers, assert_undisturbed, undisturbed
 from tests.runtime.test_groups_bit_equality import start_hot_spares, taken_over
@@ -78,6 +79,23 @@ def test_a_loop_with_data_of_its_own_restarts_all_ranks(job: Job, workers: Worke
     flow.restart()
     assert flow.hear("resumed", 0, generation=2)["step"] == 6
     assert_undisturbed(flow, whole)
+
+
+def test_a_loop_in_groups_made_unasked_is_repeated_or_says_why_not(job: Job, undisturbed_loop: Ended) -> None:
+    """`torch.distributed.init_process_group` and no `join`: with a Loader a killed rank is replaced, without one all restart."""
+    flow = job("stock", script="user_loop", ranks=2, stride=1, groups="auto", chaos=[fault(1, "forward", 3)])
+    assert taken_over(flow, 1) == ({"live"}, {2})
+    assert_undisturbed(flow, undisturbed_loop)
+    assert [one["level"] for one in flow.of("level")] == ["managed-groups"]
+    flow = job("stock", "plain", script="user_loop", ranks=2, stride=1, groups="auto", save=1, chaos=[fault(1, "forward", 7)])
+    flow.until_dead(1)
+    assert flow.hear("exception", 0)["peer_lost"]
+    flow.restart()
+    assert flow.hear("resumed", 0, generation=2)["step"] == 6
+    assert flow.finish().status == [0, 0], flow.logs()
+    (level,) = {(one["level"], one["text"]) for one in flow.of("level")}
+    assert level[0] == "managed-state"
+    assert mentions(level[1], "cannot repeat a step", "no holdfast.Loader")
 
 
 def test_wrong_use_of_a_users_loop_is_reported_in_one_sentence(tmp_path: Path) -> None:

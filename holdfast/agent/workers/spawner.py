@@ -210,7 +210,8 @@ class Spawner:
             self.failed(request_id, "there is no fork server to fork it from", None)
             return
         if self._plan.warm:  # the script was meant for a fork server, which is an interpreter already
-            launch = replace(launch, argv=(self._plan.python, *launch.argv))
+            launcher = (str(PROGRAM), "run") if launch.argv == tuple(self._plan.argv) else ()
+            launch = replace(launch, argv=(self._plan.python, *launcher, *launch.argv))
         try:
             with launch.log.open("ab") as output:
                 pid = spawn(launch.argv, output, env=launch.environment, cwd=launch.directory, start_new_session=True)

@@ -128,6 +128,7 @@ _OPTIONS: Final[tuple[Callable[[Any], Any], ...]] = (
     click.option("--name", metavar="NAME", help="Name of the job; default: that of the script."),
     click.option("--spare-nodes", type=from_zero, metavar="N", help="Additional nodes that replace lost ones; default: 0."),
     click.option("--hot-spares", metavar="N", help="Warm processes that replace lost ranks; default: `auto`."),
+    click.option("--groups", metavar="KIND", help="Process groups: `managed`, `stock` (PyTorch's own) or `auto`; default: `auto`."),
     click.option("--env", multiple=True, callback=assignments, metavar="NAME=VALUE", help="Environment variable of every worker."),
     click.option("--workdir", metavar="FOLDER", help="Working directory of the workers; default: this one."),
     click.option("--python", metavar="FILE", help="Interpreter for the script; default: the one of Holdfast."),

@@ -208,7 +208,7 @@ def migrate() -> None:
     """Move ranks of a JOB while it trains.
 
     The new processes are prepared while training runs and take over between two steps: nothing restarts, no step is lost.
-    The script must call `holdfast.join`. Waits for the outcome; exit status 1: nothing was moved.
+    The job's process groups must be managed (`groups`). Waits for the outcome; exit status 1: nothing was moved.
     """
 
 

@@ -115,6 +115,13 @@ class WorkerGroups(WorkerEvent):
     """A rank's process groups are Holdfast's own: its process can be kept when others are lost."""
 
 
+class WorkerLevel(WorkerEvent):
+    """Which level of integration the script has reached, and a sentence that says what it means; sent by rank 0."""
+
+    level: str
+    text: str
+
+
 class WorkerRoles(WorkerEvent):
     """Which ranks do the same work, which are replicas of each other, and where their recordings for hot spares are."""
 

@@ -190,8 +190,6 @@ class AgentPool:
         plan = {**self.plan, **own, "environment": {**own.get("environment", {}), **self.plan["environment"]}}
         if self.plan["python"]:  # the job names one
             plan["python"] = self.plan["python"]
-        if plan["argv"] and not plan["argv"][0]:  # a module, run by the node's interpreter
-            plan["argv"] = [plan["python"], *plan["argv"][1:]]
         return {**plan, "memory": None if memory is None else {**memory, "address": self.source.address(node)}}
 
     def _note_memory(self, node: str, answer: Message) -> None:

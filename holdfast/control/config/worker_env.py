@@ -38,19 +38,19 @@ def log_directory(job: Job) -> Path:
 
 def prepare_fields(spec: TrainingJob, cluster: Cluster, job: Job) -> dict[str, Any]:
     """Return the fields of the ``prepare`` command: the same for every generation and node, apart from ``NodeBackend.node_settings``."""
-    warm, remote = spec.script is not None, cluster.kind != "local"
+    warm, remote = spec.command is None, cluster.kind != "local"
     argv = list(spec.command or [])
     if spec.script is not None:  # as typed, like torchrun; nobody else expands a home folder
         argv = [str(spec.inside(spec.script)) if spec.script.startswith("~") else spec.script, *spec.args]
-    if spec.module is not None:  # the pool of agents knows the interpreter of each node
-        argv = ["", "-m", spec.module, *spec.args]
+    if spec.module is not None:
+        argv = ["-m", spec.module, *spec.args]
     fields = {
         "job": job.id,
         "name": job.name,
         "lease": spec.timeouts.lease.total_seconds(),
         "warm": warm,
         "python": spec.python or ("" if remote else sys.executable),
-        "preload": list(USUAL_IMPORTS) if warm and _wants_torch(spec.inside(argv[0]), unread=remote) else [],
+        "preload": list(USUAL_IMPORTS) if warm and _wants_torch(spec, remote=remote) else [],
         "argv": argv,
         "directory": str(spec.inside(".")),
         "environment": {**({} if remote else source_tree_env(os.environ)), **_environment(spec, job)},
@@ -77,13 +77,21 @@ def beat_of(nodes: int) -> float:
     return max(HEARTBEAT_INTERVAL, nodes / MAX_HEARTBEATS)
 
 
-def _wants_torch(script: Path, *, unread: bool) -> bool:
-    """Return whether the script imports torch, itself or through Holdfast; *unread* where it cannot be read here."""
+def _wants_torch(spec: TrainingJob, *, remote: bool) -> bool:
+    """Return whether the script or module imports torch, itself or through Holdfast; a guess where it cannot be read here."""
     try:
-        text = script.read_bytes()
+        text = _source(spec).read_bytes()
     except OSError:
-        return unread
+        return remote or spec.module is not None  # an installed module
     return re.search(rb"^\s*(?:import|from)\s+(?:torch|holdfast)\b", text, re.MULTILINE) is not None
+
+
+def _source(spec: TrainingJob) -> Path:
+    """Return the file of the script; that of the module if it lies in the working directory."""
+    if spec.module is None:
+        return spec.inside(spec.script or "")
+    place = spec.inside(spec.module.replace(".", "/"))
+    return place / "__main__.py" if place.is_dir() else place.with_name(f"{place.name}.py")
 
 
 def _environment(spec: TrainingJob, job: Job) -> dict[str, str]:
@@ -92,6 +100,7 @@ def _environment(spec: TrainingJob, job: Job) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",  # what a killed worker printed is evidence
         "HOLDFAST_JOB": job.name,
         "HOLDFAST_TOKEN": token_of(job),
+        "HOLDFAST_GROUPS": spec.groups,
         "HOLDFAST_CHECKPOINT_DIR": str(spec.checkpoints),
         "HOLDFAST_SAVE_EVERY": str(spec.checkpoint.first),
         "HOLDFAST_KEEP": str(spec.checkpoint.keep),

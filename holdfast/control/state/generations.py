@@ -41,6 +41,8 @@ class Generations:
         """Sets of ranks that hold one copy of the model together, where the script distributes each step's samples over them."""
         self.recordings = ""
         """Where rank 0 stored the recorded collectives that a hot spare needs to warm up without communication."""
+        self.integration = ""
+        """The level of integration that the script has reached, as a sentence; empty until that is known."""
         self._reserve: dict[str, Any] = {}
         """Spare nodes, hot spares and isolated nodes, as last recorded."""
         self.sent_to: dict[str, int] = {}
@@ -103,7 +105,8 @@ class Generations:
     def facts(self) -> dict[str, Any]:
         """Return what the next controller has to know of this generation's processes if it reattaches to them."""
         groups = {"roles": [list(ranks) for ranks in self.roles], "copies": [list(ranks) for ranks in self.copies]}
-        return {**self.rank_table.as_record(), **groups, "recordings": self.recordings, **self._reserve}
+        level = {"integration": self.integration} if self.integration else {}
+        return {**self.rank_table.as_record(), **groups, "recordings": self.recordings, **level, **self._reserve}
 
     def record_facts(self) -> None:
         """Record `facts` as they are now."""

@@ -3,13 +3,15 @@
 `holdfast.prefect.server` starts this program, the launcher, before anything else. It takes the job's lease, submits the job and launches
 it, as the flow's launch task does, and collects what the ranks report, but decides nothing: faults wait for the flow. When the flow is
 ready to control the job, it has the launcher detach (`hand_over`), and reattaches to the job, as to any that runs without a controller.
-Until then the launcher ends the job if that is requested, and if the process of the flow dies.
+Until then the launcher ends the job if that is requested, and if the process of the flow dies. On a machine of few cores Prefect is started
+once the ranks have started (`wait_for_ranks`): both are seconds of computing, and would slow each other down.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from holdfast.process import die_with_parent
 
 if TYPE_CHECKING:
     from holdfast.control.supervisor.controller import JobController
+    from holdfast.control.supervisor.detach import Detach
 
 FIELD: Final = "launch_early"
 """Field of a spec file: the flow is of a new job, which a launcher may launch."""
@@ -33,6 +36,10 @@ STOP: Final = signal.SIGTERM
 POLL: Final = 0.02
 STOP_SECONDS: Final = 120.0
 """How long a launcher may take to end a job of which its flow will never take control."""
+FEW_CORES: Final = 4
+"""With fewer, ranks and Prefect start one after the other."""
+RANKS_SECONDS: Final = 10.0
+"""How long Prefect waits for them at most: nodes may have to be waited for, and a flow shows that."""
 ENDED: Final = 10
 """Exit status of a launcher whose job has ended; with any other status the job continues, or was never submitted."""
 
@@ -51,20 +58,35 @@ class HandOver(Enum):
 # -- in the process of the flow ---------------------------------------------------------------------------------------
 
 
-def start(arguments: list[str]) -> None:
-    """Start a launcher if *arguments* (a program and its spec file) are those of a new job; it dies with this process."""
+def start(arguments: list[str], detach: Detach) -> None:
+    """Start a launcher if *arguments* (a program and its spec file) are those of a new job; it dies with this process.
+
+    On a machine of few cores return once the ranks have started, the launcher has ended, or this process is to detach.
+    """
     os.environ.pop(VARIABLE, None)
     with suppress(OSError, ValueError, IndexError, AttributeError):
         if json.loads(Path(arguments[1]).read_text()).get(FIELD):
-            parent = os.getpid()
+            parent, (started, theirs) = os.getpid(), os.pipe()
             child = subprocess.Popen(
-                [sys.executable, "-P", "-m", __spec__.name, arguments[1]],
+                [sys.executable, "-P", "-m", __spec__.name, arguments[1], str(theirs)],
                 stdin=subprocess.DEVNULL,
+                pass_fds=[theirs],
                 preexec_fn=lambda: die_with_parent(parent, signal.SIGTERM),  # noqa: PLW1509 (no thread has been started yet)
             )
             child.returncode = 0  # so that Popen never waits for it: this process is replaced by the flow's
+            os.close(theirs)
             os.environ[VARIABLE] = str(child.pid)
             signal.signal(signal.SIGCHLD, _exit_with_the_job)
+            if len(os.sched_getaffinity(0)) < FEW_CORES:
+                wait_for_ranks(started, detach)
+            os.close(started)
+
+
+def wait_for_ranks(started: int, detach: Detach) -> None:
+    """Wait until the other end of the pipe *started* is closed, for a while."""
+    until = time.monotonic() + RANKS_SECONDS
+    while time.monotonic() < until and not detach.why and not select.select([started], [], [], POLL)[0]:
+        pass
 
 
 def _exit_with_the_job(*_: object) -> None:
@@ -110,15 +132,18 @@ def _end(number: int) -> int | None:
 # -- the launcher -----------------------------------------------------------------------------------------------------
 
 
-def main(arguments: list[str]) -> int:
-    """Launch the job that the spec file in *arguments* describes. What fails here fails again in the flow, which reports it."""
+def main(spec: str, started: str) -> int:
+    """Launch the job that the file *spec* describes, and close the descriptor *started* once its ranks have started.
+
+    What fails here fails again in the flow, which reports it.
+    """
     from holdfast.control.supervisor.controller import JobController  # noqa: PLC0415 (after SIGUSR1 is handled)
     from holdfast.control.supervisor.supervise import control_job  # noqa: PLC0415
     from holdfast.errors import HoldfastError  # noqa: PLC0415
     from holdfast.policies.states import State  # noqa: PLC0415
     from holdfast.spec import TrainingJob, cluster_of  # noqa: PLC0415
 
-    described = json.loads(Path(arguments[0]).read_text())
+    described = json.loads(Path(spec).read_text())
     signal.signal(STOP, _terminated)
     ended = False
     job, cluster = TrainingJob.model_validate(described["job"]), cluster_of(described["cluster"])
@@ -127,7 +152,7 @@ def main(arguments: list[str]) -> int:
             run.launcher = True
             try:
                 if run.state is State.LAUNCHING and not run.reattached:
-                    _launch(run)
+                    _launch(run, int(started))
             finally:
                 ended = run.ended
     return ENDED if ended else 0
@@ -141,7 +166,7 @@ def _terminated(*_: object) -> None:
     raise Terminated
 
 
-def _launch(run: JobController) -> None:
+def _launch(run: JobController, started: int) -> None:
     """Launch the job and collect what its ranks report until the flow takes over (`JobDetached`), or until the job is to end.
 
     The job is not handed over between the command that starts its ranks and their start: the flow would start them again.
@@ -164,6 +189,9 @@ def _launch(run: JobController) -> None:
             hand_over_when_possible()
         if launching:
             launching = begin(run) is None
+        if started >= 0 and (not launching or run.generations.state.all_started()):
+            os.close(started)
+            started = -1
         run.pump(0.0 if launching else TICK)
     run.move(*turn)
 
@@ -172,4 +200,4 @@ if __name__ == "__main__":
     from holdfast.control.supervisor.detach import handle_sigusr1
 
     handle_sigusr1()  # before anything that takes long
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))

@@ -35,6 +35,7 @@ from holdfast.control.agents.events import (
     StorageErrorEvent,
     WorkerDeparted,
     WorkerExited,
+    WorkerLevel,
     WorkerPrepared,
     WorkerRoles,
     WorkerStepped,
@@ -210,6 +211,13 @@ class EventHandlers:
         """Record the first step of the generation once all ranks have stepped."""
         if self.generations.state.all_stepped():
             self.generations.record_first_step()
+
+    def on_worker_level(self, _node: str, event: WorkerLevel) -> None:
+        """Record which level of integration the script has reached, when that has changed."""
+        if event.rank == min(self.generations.state.ranks) and event.text != self.generations.integration:
+            self.generations.integration = event.text
+            self.generations.record_facts()
+            self.log.record_event(event.text)
 
     def on_worker_roles(self, _node: str, event: WorkerRoles) -> None:
         """Record the job's roles, for hot spares and for the next controller."""

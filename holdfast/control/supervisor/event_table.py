@@ -61,6 +61,7 @@ KINDS: Final[tuple[AgentEventKind[Any], ...]] = (
     AgentEventKind("worker.pid-changed", _W, events.WorkerPidChanged, State.on_worker_pid_changed, shows_progress=True),
     AgentEventKind("worker.hello", _W, events.WorkerHello, State.on_worker_hello, shows_progress=True),
     AgentEventKind("worker.protocol-mismatch", _W, events.WorkerProtocolMismatch),
+    AgentEventKind("worker.level", _W, events.WorkerLevel, record=EventHandlers.on_worker_level, shows_progress=True, budgeted=True),
     AgentEventKind("worker.groups", _W, events.WorkerGroups, State.on_worker_groups, shows_progress=True),
     AgentEventKind("worker.roles", _W, events.WorkerRoles, record=EventHandlers.on_worker_roles, budgeted=True),
     AgentEventKind("worker.broken", _W, events.WorkerBroken, State.on_worker_broken),

@@ -94,13 +94,15 @@ def _membership(statuses: Iterable[Message], generation: int, before: dict[str, 
 
 def _take_over_roles(run: JobController, statuses: dict[str, Message]) -> None:
     """Take over what the agents report of managed groups, hot spares and roles."""
-    newest = next((row.facts for row in reversed(queries.generations(run.history, run.job.id)) if row.facts and row.facts.get("roles")), {})
+    recorded = [row.facts for row in reversed(queries.generations(run.history, run.job.id)) if row.facts]
+    newest = next((facts for facts in recorded if facts.get("roles")), {})
     roles = next((one["roles"] for one in statuses.values() if one.get("roles")), newest) or {}
     run.generations.roles, run.generations.recordings = (
         tuple(tuple(ranks) for ranks in roles.get("roles") or ()),
         str(roles.get("recordings") or ""),
     )
     run.generations.copies = tuple(tuple(ranks) for ranks in roles.get("copies") or ())
+    run.generations.integration = next((str(facts["integration"]) for facts in recorded if facts.get("integration")), "")
     for node, one in statuses.items():
         run.take_in(node, one)
 

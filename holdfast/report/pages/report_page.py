@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 from markupsafe import Markup
 
-import holdfast.detectors.all_kinds  # registers every kind in the catalogue
-import holdfast.detectors.catalogue
+import holdfast.detectors.all_kinds  # noqa: F401 (registers every kind in the catalogue)
+from holdfast.detectors import catalogue
 from holdfast.detectors.catalogue import FaultKind
 from holdfast.history.models import Checkpoint, FaultRecord, Generation, NodeStatusChange
 from holdfast.report import cost_table, incident_text, memory, phases, wording
@@ -109,7 +109,7 @@ def page(history: JobHistory) -> str:
         notes=collapsed(history.job_events, {node for one in history.generations for node in one.ranks}),
         memory=_memory(history),
         most_rows=MOST_ROWS,
-        titles={kind: entry.title for kind, entry in holdfast.detectors.catalogue.CATALOGUE.items()},
+        titles={kind: entry.title for kind, entry in catalogue.CATALOGUE.items()},
         decision_fields=lambda act: list(evidence_of(wording.act(act), longest=longest)),
         evidence=lambda fields: list(evidence_of(fields, longest=longest)),
         parts=phases.parts,
@@ -225,9 +225,7 @@ def _fault_kinds(history: JobHistory) -> list[FaultKind]:
     """Return the catalogue's entries of all kinds on the page."""
     kinds = [kind for case in history.shown_cases for kind in (case.incident.kind, *(one.kind for one in case.faults))]
     kinds += [one.kind for one in history.loose_faults]
-    return [
-        holdfast.detectors.catalogue.CATALOGUE[kind] for kind in dict.fromkeys(kinds) if kind in holdfast.detectors.catalogue.CATALOGUE
-    ][:MOST_ROWS]
+    return [catalogue.CATALOGUE[kind] for kind in dict.fromkeys(kinds) if kind in catalogue.CATALOGUE][:MOST_ROWS]
 
 
 def _log_files(history: JobHistory, case: IncidentCase) -> list[tuple[str, str]]:

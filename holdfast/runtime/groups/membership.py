@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import base64
 import faulthandler
+import functools
+import inspect
 import logging
 import os
 import threading
@@ -101,6 +103,15 @@ class GroupGeneration:
 class MembershipManager:
     """The managed groups of this process."""
 
+    replaces_init: bool = False
+    """The script called `torch.distributed.init_process_group`, not `holdfast.join`: it has promised nothing."""
+    declined: str = ""
+    """Why the groups are not repaired; empty where they are."""
+    reopened: int = 0
+    """How often the script has destroyed all groups and created others."""
+    requested: tuple[str, ...] = ()
+    """Kinds of devices that the group must serve that is being created; empty: all."""
+
     def __init__(self, generation: GroupGeneration, token: str, stride: int, devices: tuple[str, ...]) -> None:
         self.generation, self.token, self.stride, self.devices = generation, token, stride, devices
         self.width = generation.world
@@ -130,6 +141,8 @@ class MembershipManager:
         self._forward: Callable[[Message], None] | None = None
         """Receives the commands when the script runs again."""
         self._addresses: dict[tuple[int, int], tuple[str, int]] = {}
+        self._editions: dict[str, int] = {}
+        """Groups that were made with each name."""
         self._news = threading.Condition()
         self._ended = 0
         """The newest generation that the controller has ended."""
@@ -265,6 +278,18 @@ class MembershipManager:
         for group in self.groups:
             group.listener = listener
 
+    def decline(self, why: str) -> None:
+        """Leave the groups as they are after a fault, because *why*: the loss of a peer raises in every operation, and all ranks restart.
+
+        All ranks must do so. `membership` returns None from then on. A hot spare exits: it cannot take a rank in such groups.
+        """
+        if os.environ.get("HOLDFAST_HOT_SPARE"):
+            raise SystemExit(f"a hot spare cannot take a rank: {why}")
+        self.declined = why
+        self.transaction.final = True
+        self.startup = None
+        self.stop_recording()
+
     # -- commands -----------------------------------------------------------------------------------------------------
 
     def receive(self, command: Message) -> None:
@@ -369,23 +394,34 @@ class MembershipManager:
 
     # -- the first generation -----------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Connect to the other ranks that were started together with this one: each arrives when its script does."""
-        self.use_store(self.open_store(self.generation, timeout=default_pg_timeout))
-        self.connect_neighbours(self.generation, default_pg_timeout)
+    def begin(self, timeout: timedelta = default_pg_timeout) -> None:
+        """Connect to the other ranks that were started together with this one: each arrives when its script does, within *timeout*."""
+        self.use_store(self.open_store(self.generation, timeout=timeout))
+        self.connect_neighbours(self.generation, timeout)
 
-    def create(self, options: Any, _more: Any) -> ManagedGroup:  # noqa: ANN401 (torch's options)
-        """Make the group that torch asks for."""
+    def create(self, options: Any, more: Any) -> ManagedGroup:  # noqa: ANN401 (torch's options)
+        """Make the group that torch asks for; *more*, its ``pg_options``, is not used."""
+        if more is not None and "cuda" in self.devices and self.generation.rank == 0:
+            log.warning(
+                "`pg_options` of the group '%s' are ignored: it is managed, and a repaired one would not have them", options.group_id
+            )
         present = self.generation.ranks
         ranks = [present[number] for number in options.global_ranks_in_group or range(options.group_size)]
         group = ManagedGroup(str(options.group_id), ranks, self.generation.rank, self.transaction, options.timeout)
-        group.listener = self.listener
+        group.listener, group.on_shutdown = self.listener, self._forget
+        group.edition = self._editions[group.group_name] = self._editions.get(group.group_name, 0) + 1
+        group.devices = self.requested or self.devices
         if self.dry_run is not None:
             group.dry_run = self.dry_run
         else:
             group.replace_backend(self.build(group, self.generation, first=True), dict(self.generation.incarnations))
         self.groups.append(group)
         return group
+
+    def _forget(self, group: ManagedGroup) -> None:
+        """Forget *group*, which the script destroys: no recovery shall rebuild it."""
+        with suppress(ValueError):
+            self.groups.remove(group)
 
     # -- phases of a transition ---------------------------------------------------------------------------------------
 
@@ -428,10 +464,10 @@ class MembershipManager:
         assert opened is not None
         return build(
             opened.prefixed("groups", group.timeout if first else None),
-            f"group-{group.group_name}",
+            f"group-{group.group_name}" + (f"-{group.edition}" if group.edition > 1 else ""),
             members.index(generation.rank),
             len(members),
-            options=BuildOptions(devices=self.devices, timeout=group.timeout, host=opened.host, first=first),
+            options=BuildOptions(devices=group.devices, timeout=group.timeout, host=opened.host, first=first),
             is_cancelled=self.is_cancelled(generation.number),
         )
 
@@ -441,7 +477,8 @@ class MembershipManager:
         link().generation, link().rank = generation.number, generation.rank
         default = c10d._world.default_pg  # noqa: SLF001 (torch has no public way to give a group another store)
         if default is not None and self.generation_store is not None:
-            c10d._world.pg_map[default] = (BACKEND, self.generation_store.prefixed("torch", default_pg_timeout))  # noqa: SLF001
+            store = self.generation_store.prefixed("torch", default_pg_timeout)
+            c10d._world.pg_map[default] = (c10d._world.pg_map[default][0], store)  # noqa: SLF001
 
     def group_status(self, generation: GroupGeneration) -> dict[str, list[int | bool]]:
         """Return what decides whether the connections of each group stay: number of operations, broken, used."""
@@ -544,7 +581,12 @@ _ours: MembershipManager | None = None
 
 
 def membership() -> MembershipManager | None:
-    """Return the manager of this process's groups, or None where they are torch's own."""
+    """Return the manager of this process's groups; None where they are torch's own, or are not repaired after a fault."""
+    return None if _ours is None or _ours.declined else _ours
+
+
+def installed() -> MembershipManager | None:
+    """Return the manager that made this process's groups, whether they are repaired or not; None where they are torch's own."""
     return _ours
 
 
@@ -554,6 +596,8 @@ def install(made: MembershipManager | None) -> None:
     _ours = made
     if made is not None and BACKEND.upper() not in dist.Backend._plugins:  # noqa: SLF001 (read, not changed)
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
+    if made is not None:
+        _replace_creation()
 
 
 def _create(options: Any, more: Any) -> ManagedGroup:  # noqa: ANN401 (torch's options)
@@ -564,3 +608,51 @@ def _create(options: Any, more: Any) -> ManagedGroup:  # noqa: ANN401 (torch's o
 def devices() -> tuple[str, ...]:
     """Return the kinds of devices that groups must serve."""
     return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+
+
+def devices_of(backend: str) -> tuple[str, ...]:
+    """Return the kinds of devices that a managed group must serve in place of *backend*, as torch names it; none: it cannot take its place.
+
+    Such a group always has gloo for the CPU, and NCCL where that is asked for.
+    """
+    parts = backend.lower().split(",")
+    names = {part.partition(":")[2] if ":" in part else part for part in parts}
+    if not names <= {"gloo", "nccl", "undefined"}:
+        return ()
+    return ("cpu",) if names == {"gloo"} else devices()
+
+
+# -- the names of groups ------------------------------------------------------------------------------------------------
+
+
+def _replace_creation() -> None:
+    """Have torch create managed groups under the name of the backend that was asked for, which `torch.distributed.get_backend` returns.
+
+    Frameworks ask for that name, and know only gloo and NCCL. It is also the one that torch gives to groups without one of their own.
+    """
+    real = c10d._new_process_group_helper  # noqa: SLF001 (the one function in which torch creates any group)
+    if getattr(real, "of_holdfast", False):
+        return
+    signature, process = inspect.signature(real), os.getpid()
+
+    @functools.wraps(real)
+    def new_group(*given: Any, **named: Any) -> Any:  # noqa: ANN401 (torch's own)
+        manager, call = _ours, signature.bind(*given, **named)
+        backend, device = str(call.arguments["backend"]), call.arguments.get("device_id")
+        served = devices_of(backend)
+        if manager is None or not served or os.getpid() != process:  # a forked process makes its own
+            return real(*given, **named)
+        if device is not None and device.type != "cpu":
+            call.arguments["device_id"] = None  # torch would have NCCL connect at once: ours may only while it can be given up
+        call.arguments["backend"], manager.requested = dist.Backend(BACKEND), served
+        try:
+            group, store = real(*call.args, **call.kwargs)
+        finally:
+            manager.requested = ()
+        if isinstance(group, ManagedGroup):
+            c10d._world.pg_map[group] = (dist.Backend(backend), store)  # noqa: SLF001
+            c10d._world.pg_backend_config[group] = str(dist.BackendConfig(dist.Backend(backend)))  # noqa: SLF001
+        return group, store
+
+    new_group.of_holdfast = True  # type: ignore[attr-defined]
+    c10d._new_process_group_helper = new_group  # noqa: SLF001

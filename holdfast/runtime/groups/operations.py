@@ -211,15 +211,17 @@ class Waits:
 
     def promise(self, theirs: Future, settle: Callable[[Future], Any], abandon: Callable[[], Any]) -> Future:
         """Return a future of what *settle* makes of *theirs*, or of what *abandon* returns once all waits end; one of the two is called."""
-        ours: Future = torch.futures.Future()
+        outcome: Future = torch.futures.Future()
         first = threading.Lock()
 
         def fulfil(make: Callable[[], Any]) -> None:
             if first.acquire(blocking=False):
+                made: list[Any] = [None, None]
                 try:
-                    ours.set_result(make())
+                    made[0] = make()
                 except BaseException as error:  # noqa: BLE001 (in a thread of torch's: raised where the future is waited for)
-                    ours.set_exception(error)
+                    made[1] = error
+                outcome.set_result(made)
 
         def end() -> None:
             fulfil(abandon)
@@ -230,7 +232,18 @@ class Waits:
 
         self.open(end)
         theirs.add_done_callback(ended)
-        return ours
+        return outcome.then(_result_of)
+
+
+def _result_of(outcome: Future) -> Any:  # noqa: ANN401 (of any operation)
+    """Return or raise what an operation ended with.
+
+    For C++ (DDP's reducer) an error is only what a callback raises: one that is set from Python arrives there as a value, and crashes it.
+    """
+    result, error = outcome.value()
+    if error is not None:
+        raise error
+    return result
 
 
 class _Task:

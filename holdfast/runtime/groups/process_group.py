@@ -197,6 +197,12 @@ class ManagedGroup(dist.ProcessGroup):
         """The members' incarnations when the current connections were made."""
         self.dry_run: Answerer | None = None
         self.listener: OperationListener | None = None
+        self.on_shutdown: Callable[[ManagedGroup], object] | None = None
+        """Called when the script destroys the group."""
+        self.edition = 1
+        """How many groups of this name this process has made: a script may destroy a group and make it again."""
+        self.devices: tuple[str, ...] = ("cpu",)
+        """Kinds of devices that it serves."""
         self._inner: BackendGroup | None = None
         self._ready = threading.Event()
 
@@ -342,7 +348,9 @@ class ManagedGroup(dist.ProcessGroup):
                 backend._set_default_timeout(timeout)  # noqa: SLF001 (torch's own way)
 
     def shutdown(self) -> None:
-        """Close the connections."""
+        """Close the connections, and have no recovery rebuild them: the script destroys the group."""
+        if self.on_shutdown is not None:
+            self.on_shutdown(self)
         if self._inner is not None:
             self._inner.close()
             self._inner = None

@@ -22,12 +22,13 @@ import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType, TracebackType
-from typing import Final
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, Final
 
 from holdfast.process import die_with_parent, survive_sigterm
 from holdfast.protocol import LineBuffer, Message, encode
-from holdfast.runtime.process import restart_script, successor
+from holdfast.runtime.peer_errors import STARTING
+from holdfast.runtime.process import launcher, restart_script, successor
 from holdfast.runtime.process.exit import set_status
 from holdfast.runtime.process.restart_script import RestartScript
 
@@ -174,18 +175,19 @@ def _reseed() -> None:
 # -- running the script -----------------------------------------------------------------------------------------------
 
 
+def run_cold(argv: list[str]) -> None:
+    """Run the script in this interpreter, which was started for it alone, as a fork would."""
+    os.environ["HOLDFAST_STARTED"] = repr(time.time())
+    _run(argv)
+
+
 def _run(argv: list[str]) -> None:
-    """Run the script as ``python script.py`` would: same ``__main__``, same ``sys.path[0]``, same exit status."""
-    script = str(Path(argv[0]).absolute())  # as Python does: neither links nor dots are resolved
-    if _is_program(script):
-        os.execv(sys.executable, [sys.executable, *argv])  # noqa: S606 (a folder, an archive or bytecode: for an interpreter of its own)
-    source, code = _read(script), None
+    """Run the script as ``python script.py`` would, or ``-m module``: same ``__main__``, same ``sys.path[0]``, same exit status."""
+    run = _module(argv) if argv[0] == "-m" else _script(argv)
+    launcher.replace_init_process_group()
     while True:
-        main = _as_main(argv, script)
         try:
-            # Compiled once: torch.compile caches by the function's code object.
-            code = code or compile(source, script, "exec", dont_inherit=True)  # our own `from __future__` is not the script's
-            exec(code, main.__dict__)  # noqa: S102 (running the user's script is what this is for)
+            run()
         except RestartScript as restart:
             _restart(restart)
         except BaseException as error:
@@ -197,6 +199,42 @@ def _run(argv: list[str]) -> None:
         else:
             set_status(None)
             return
+
+
+def _script(argv: list[str]) -> Callable[[], None]:
+    """Return what runs the script *argv*[0] once."""
+    script = str(Path(argv[0]).absolute())  # as Python does: neither links nor dots are resolved
+    if _is_program(script):
+        if os.environ.get("HOLDFAST_GROUPS") == "managed":
+            why = "is a folder, an archive or bytecode, for which Holdfast cannot replace `init_process_group`"
+            sys.exit(f"the job says `groups: managed`, but {script} {why}. Run it as a module (`-m`), or use `groups: auto`")
+        os.execv(sys.executable, [sys.executable, *argv])  # noqa: S606 (a folder, an archive or bytecode: for an interpreter of its own)
+    source, folder = _read(script), os.path.dirname(os.path.realpath(script))  # noqa: PTH120 (a string, as Python puts it into its path)
+    compiled: list[CodeType] = []
+
+    def run() -> None:
+        main = _as_main(list(argv), argv, folder)
+        loader = importlib.machinery.SourceFileLoader("__main__", script)
+        main.__dict__.update(__file__=script, __loader__=loader, __spec__=None, __cached__=None, __annotations__={})
+        if not compiled:  # once: torch.compile caches by the function's code object
+            compiled.append(compile(source, script, "exec", dont_inherit=True))  # our own `from __future__` is not the script's
+        exec(compiled[0], main.__dict__)  # noqa: S102 (running the user's script is what this is for)
+
+    return run
+
+
+def _module(argv: list[str]) -> Callable[[], None]:
+    """Return what runs the module of *argv*, ``-m`` and its name, once."""
+    _, name, *arguments = argv
+    found: list[tuple[Any, CodeType]] = []
+
+    def run() -> None:
+        main = _as_main(["-m", *arguments], argv, os.getcwd())  # noqa: PTH109 (as Python puts it into its path)
+        if not found:
+            found.append(launcher.find_module(name))
+        launcher.run_module(*found[0], main)
+
+    return run
 
 
 def _restart(restart: RestartScript) -> None:
@@ -230,14 +268,12 @@ def _read(script: str) -> bytes:
         sys.exit(2)
 
 
-def _as_main(argv: list[str], script: str) -> ModuleType:
-    """Make an empty ``__main__`` for *script* (its absolute path), and let Python appear started for it."""
+def _as_main(argv: list[str], original: list[str], folder: str) -> ModuleType:
+    """Make an empty ``__main__``, and let Python appear started with the arguments *original*, and *folder* first in its path."""
     main = ModuleType("__main__")
-    loader = importlib.machinery.SourceFileLoader("__main__", script)
-    main.__dict__.update(__file__=script, __builtins__=builtins, __loader__=loader, __spec__=None, __cached__=None, __annotations__={})
+    main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
-    sys.argv, sys.orig_argv = argv, [sys.executable, *argv]
-    folder = os.path.dirname(os.path.realpath(script))  # noqa: PTH120 (a string, as Python puts there)
+    sys.argv, sys.orig_argv = argv, [sys.executable, *original]
     if not sys.flags.safe_path and sys.path[:1] != [folder]:
         sys.path.insert(0, folder)
     multiprocessing.process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]  # noqa: PTH109 (as above)
@@ -251,7 +287,8 @@ def _hide_our_frames() -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         while trace is not None and trace.tb_frame.f_code is not _run.__code__:
             trace = trace.tb_next
-        trace = trace.tb_next if trace is not None else None
+        while trace is not None and trace.tb_frame.f_globals.get("__name__") in STARTING:
+            trace = trace.tb_next
         print_it(kind, error.with_traceback(trace), trace)
 
     sys.excepthook = hook

@@ -1,4 +1,8 @@
-"""The fork server as a program: run as a file, by the interpreter that a job names, whether Holdfast is installed there or not."""
+"""The fork server as a program: run as a file, by the interpreter that a job names, whether Holdfast is installed there or not.
+
+With ``run`` and a script, or ``-m`` and a module, it runs that in its own process: where there is no fork server, and the job's ranks must
+have the same process groups all the same.
+"""
 
 from __future__ import annotations
 
@@ -26,4 +30,7 @@ if __name__ == "__main__":
     prepare_quick_exit()
     from holdfast.runtime.process import fork_server
 
-    fork_server.main()
+    if sys.argv[1] == "run":
+        fork_server.run_cold(sys.argv[2:])
+    else:
+        fork_server.main()

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from holdfast.protocol import Message
 from holdfast.runtime.agent_client import link
-from holdfast.runtime.groups.membership import install, membership
+from holdfast.runtime.groups.membership import install, installed
 from holdfast.runtime.process import restart_script, successor
 from holdfast.runtime.process.restart_script import RestartScript
 from holdfast.runtime.state.tensors import local_of
@@ -140,7 +140,7 @@ def activate(command: Message) -> None:
 
 def leave_to_successor(environment: Mapping[str, str]) -> NoReturn:
     """Have the successor run the script as the rank of *environment*, as libraries in this process may know another; exit."""
-    present = membership()
+    present = installed()
     restart_script.begin()
     if present is not None:
         present.forward_to(restart_script.store)
@@ -159,7 +159,7 @@ def leave_to_successor(environment: Mapping[str, str]) -> NoReturn:
 
 def start_over(environment: Mapping[str, str]) -> None:
     """Make the process as it was before its script ran, except for what has been imported, compiled and cached."""
-    present = membership()
+    present = installed()
     restart_script.begin()
     if present is not None:
         present.forward_to(restart_script.store)

@@ -20,7 +20,7 @@ import torch
 
 from holdfast.protocol import Message
 from holdfast.runtime.agent_client import link
-from holdfast.runtime.groups.membership import membership
+from holdfast.runtime.groups.membership import installed
 from holdfast.runtime.groups.operations import COLLECTIVES, OperationMark
 from holdfast.runtime.groups.process_group import ManagedGroup
 from holdfast.runtime.telemetry.wait_windows import process_waits
@@ -46,7 +46,7 @@ def rank_status() -> Message:
     ``seconds``. ``groups``: name, members, operations begun by kind, and those in flight. ``place``: the innermost line of the user's
     own code.
     """
-    manager = membership()
+    manager = installed()
     waits, seconds = process_waits().current()
     frames = _training_frames()
     return {

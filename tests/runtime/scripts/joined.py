@@ -13,6 +13,7 @@ from torch import nn
 
 import holdfast
 from holdfast.runtime import init
+from holdfast.runtime.groups.membership import membership
 
 folder, until = Path(sys.argv[1]), int(sys.argv[2])
 if "old-nccl" in sys.argv:
@@ -26,5 +27,11 @@ model = nn.Linear(2, 2)
 with holdfast.session(model=model, optimizer=torch.optim.SGD(model.parameters())) as session:
     for step in session.steps(until=until):
         step.end(0.0)
-told = {"backend": dist.get_backend(), "ranks": int(ones), "step": session.steps_done, "local": os.environ["LOCAL_RANK"]}
+told = {
+    "backend": dist.get_backend(),
+    "managed": membership() is not None,
+    "ranks": int(ones),
+    "step": session.steps_done,
+    "local": os.environ["LOCAL_RANK"],
+}
 (folder / f"told-{rank}.json").write_text(json.dumps(told))

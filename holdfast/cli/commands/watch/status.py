@@ -68,6 +68,8 @@ def _progress(view: JobView) -> list[tuple[str, str]]:
         facts += [("generation", f"{view.generation.number}: {size} on {ranks_by_node(view.members)}")]
     if (reserve := view.nodes.reserve) and not view.ended:
         facts += [("spares", reserve)]
+    if view.integration and not view.ended:
+        facts += [("integration", view.integration)]
     cluster = recorded_cluster(view.job)
     if cluster.kind == "slurm" and not view.ended:
         from holdfast.cluster.slurm.nodes import describe_allocations  # noqa: PLC0415 (most clusters are not Slurm's)
