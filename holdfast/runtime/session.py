@@ -820,7 +820,7 @@ def session(  # noqa: PLR0913 (each is one thing of the user's, all but the firs
 
 
 def _decline_scaled() -> None:
-    """Have managed groups not repaired with Accelerate's gradient scaler, which skips steps on its own; refuse those that were asked for."""
+    """Have groups not repaired with Accelerate's gradient scaler, which skips steps on its own; refuse those that were asked for."""
     manager = membership()
     if manager is not None and manager.replaces_init and os.environ.get("HOLDFAST_GROUPS") != "managed":
         manager.decline("Accelerate's optimizer for mixed_precision='fp16' cannot repeat a step ('bf16' can)")

@@ -101,8 +101,6 @@ def test_with_managed_groups_a_killed_rank_restarts_all(train: Train, undisturbe
     if options:
         texts = {(one["level"], "the Trainer cannot compute a step again" in one["text"]) for one in flow.of("level")}
         assert texts == {("managed-state", True)}
-            ("managed-state", True)
-        }
 
 
 def test_a_torn_checkpoint_of_the_trainer_is_left_out(train: Train) -> None:
