@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.integrations.huggingface.checkpoints import problem_of
+from holdfast.integrations.huggingface.checkpoints import SENTINEL, problem_of
 from tests.runtime.chaos import fault
 from tests.runtime.flow_double import Ended, FlowDouble, Workers
 
@@ -87,6 +87,19 @@ def test_a_training_continues_after_a_hang_and_a_lost_node(train: Train, undistu
     assert_equal(flow, undisturbed_training)
 
 
+@pytest.fixture(scope="module")
+def saves_that_fail(trainers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlowDouble]:
+    """Give a training with checkpoints of the Trainer, two of which a full disk has no space for; nothing else disturbs it."""
+    folder = tmp_path_factory.mktemp("f")
+    for name in ("checkpoint-6/optimizer.pt", "checkpoint-12/trainer_state.json"):
+        (folder / "output" / name).parent.mkdir(parents=True)
+        (folder / "output" / name).symlink_to("/dev/full")
+    flow = FlowDouble(trainers, folder, "trainer_of_transformers", "plain", "resume", ranks=2, stride=1).begin()
+    assert flow.finish().status == [0, 0], flow.logs()
+    yield flow
+    flow.close()
+
+
 @pytest.mark.parametrize("options", [{"join": True}, {"groups": "auto"}], ids=["joined", "auto"])
 def test_with_managed_groups_a_killed_rank_restarts_all(train: Train, undisturbed_training: Ended, options: dict[str, Any]) -> None:
     """The Trainer cannot compute a step again: the other rank says so and exits, and both continue with the step before."""
@@ -103,10 +116,9 @@ def test_with_managed_groups_a_killed_rank_restarts_all(train: Train, undisturbe
         assert texts == {("managed-state", True)}
 
 
-def test_a_torn_checkpoint_of_the_trainer_is_left_out(train: Train) -> None:
+def test_a_torn_checkpoint_of_the_trainer_is_left_out(train: Train, saves_that_fail: FlowDouble) -> None:
     """With ``resume_from_checkpoint=True`` and no state of the session: the one before is taken, with a reason in the log."""
-    options = "plain", "resume"
-    flow = train(*options, chaos=[fault(1, "begin", 11)])
+    flow = train("plain", "resume", chaos=[fault(1, "begin", 11)])
     flow.until_dead(1)
     output = flow.folder / "output"
     assert {one.name for one in output.iterdir()} >= {"checkpoint-3", "checkpoint-6", "checkpoint-9"}
@@ -129,9 +141,19 @@ def test_a_torn_checkpoint_of_the_trainer_is_left_out(train: Train) -> None:
         damage(copy / name)
         assert problem_of(copy, 2) == problem
         shutil.rmtree(copy)
-    undisturbed = train(*options).finish()
+    undisturbed = saves_that_fail.finish()
     assert [one["model"] for one in undisturbed.told] == [one["model"] for one in ended.told]
     assert undisturbed.losses == ended.losses
+
+
+def test_a_save_of_the_trainer_that_fails_does_not_end_the_training(saves_that_fail: FlowDouble) -> None:
+    """The disk is full for a file of one checkpoint, and for the last file of another: both are marked, reported, and never resumed."""
+    flow, output = saves_that_fail, saves_that_fail.folder / "output"
+    found = {(one["kind"], one["step"], one["path"]) for one in flow.of("storage-error")}
+    kinds = {6: "checkpoint-write-failed", 12: "checkpoint-disk-full"}  # torch.save does not say why, and the file system has space
+    assert found == {(kind, step, str(output / f"checkpoint-{step}")) for step, kind in kinds.items()}, flow.logs()
+    assert {step for step in range(3, STEPS + 1, 3) if not problem_of(output / f"checkpoint-{step}", 2)} == {3, 9, 15, 18}
+    assert (output / "checkpoint-6" / SENTINEL).exists()
 
 
 def test_outside_of_a_job_the_callback_does_nothing(trainers: Workers, tmp_path: Path, undisturbed_training: Ended) -> None:

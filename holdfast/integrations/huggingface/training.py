@@ -18,8 +18,10 @@ from transformers import Trainer, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from holdfast.integrations.huggingface import checkpoints
+from holdfast.integrations.huggingface.failing_save import FailingSave
 from holdfast.integrations.huggingface.position import Position, ResumedLoader
 from holdfast.runtime.agent_client import link
+from holdfast.runtime.checkpoint.storage_errors import StorageErrorReporter
 from holdfast.runtime.session import Session, session
 from holdfast.runtime.state import rng
 from holdfast.runtime.world import World
@@ -67,6 +69,7 @@ class ResumableTraining:
         self._steps_of_epoch = 0
         self._loss: torch.Tensor | None = None
         """The sum of the losses of this step's batches on this rank."""
+        self._reporter = StorageErrorReporter()
         self._real = {name: getattr(trainer, name) for name in PARTS}
         for name in PARTS:
             setattr(trainer, name, getattr(self, name))
@@ -233,8 +236,8 @@ class ResumableTraining:
         with self._session.section("evaluation"):
             return self._real["_evaluate"](*given, **more)
 
-    def _save_checkpoint(self, *given: Any, **more: Any) -> Any:
-        """Save in a section of its own, marked as incomplete until it is done."""
+    def _save_checkpoint(self, *given: Any, **more: Any) -> None:
+        """Save in a section of its own, marked as incomplete until it is done; a save that fails is reported and training continues."""
         trainer = self._trainer
         folder = checkpoints.path_of(
             Path(trainer._get_output_dir(trial=given[1] if len(given) > 1 else more["trial"])), trainer.state.global_step
@@ -243,11 +246,15 @@ class ResumableTraining:
         if marks:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / checkpoints.SENTINEL).write_text(f"the save of step {trainer.state.global_step} has begun and not ended\n")
-        with self._session.section("checkpoint of the Trainer"):
-            told = self._real["_save_checkpoint"](*given, **more)
+        failing = FailingSave(trainer, folder)
+        with self._session.section("checkpoint of the Trainer"), failing:
+            self._real["_save_checkpoint"](*given, **more)
+        if failing.error is not None:
+            self._reporter.report(failing.error, trainer.state.global_step, folder)
+            return
+        self._reporter.reset()
         if marks:
             (folder / checkpoints.SENTINEL).unlink(missing_ok=True)
-        return told
 
     def _stateful_callbacks(self) -> dict[str, list[Any]]:
         """Return the callbacks with a state of their own, such as early stopping, and the control, by name."""
