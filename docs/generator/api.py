@@ -10,8 +10,8 @@ from docs.generator.markdown import page
 MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
     "session": (),
     "Session": (
-        *("step", "loss", "saved", "resumed_from", "extra", "rank", "group"),
-        *("steps", "micro_batches", "section", "stabilize_ddp"),
+        *("steps_done", "loss", "saved", "resumed_from", "extra", "rank", "group"),
+        *("steps", "start", "step", "close", "micro_batches", "section", "stabilize_ddp"),
     ),
     "Step": ("number", "skip", "end"),
     "MicroBatch": ("batch", "weight", "last"),

@@ -18,9 +18,9 @@ from tests.runtime.ranks import ROOT
 SCRIPT = "lightning_trainer"
 
 
-def run(workers: Workers, folder: Path, *options: str, faults: list[dict[str, Any]]) -> tuple[Ended, list[int]]:
+def run(workers: Workers, folder: Path, *options: str, faults: list[dict[str, Any]], **more: Any) -> tuple[Ended, list[int]]:
     """Run two ranks to their end, through *faults*; return also the steps after which they resumed."""
-    flow = FlowDouble(workers, folder, SCRIPT, *options, ranks=2, stride=1, chaos=faults, save=1).begin()
+    flow = FlowDouble(workers, folder, SCRIPT, *options, ranks=2, stride=1, chaos=faults, save=1, **more).begin()
     resumed = []
     for one in faults:
         flow.until_dead(one["rank"])
@@ -28,16 +28,17 @@ def run(workers: Workers, folder: Path, *options: str, faults: list[dict[str, An
         resumed.append(flow.hear("resumed", one["rank"], generation=flow.generation)["step"])
     ended = flow.finish()
     assert ended.status == [0, 0], flow.logs()
+    assert {"Lightning's Trainer cannot repeat a step" in one["text"] for one in flow.of("level")} == ({True} if more else set())
     flow.close()
     return ended, resumed
 
 
 @pytest.mark.timeout(240)
 def test_manual_optimization_and_workers_continue_bit_equal(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Killed in the middle of an epoch and in a validation: weights, own buffers of each rank, metrics, callbacks and what workers draw."""
+    """Killed in the middle of an epoch and in a validation, in groups of the launcher's: weights, buffers, metrics, callbacks, workers."""
     chaos = [fault(1, "step", 3), fault(0, "validation", 5, generation=2)]
     calm, _ = run(workers, tmp_path_factory.mktemp("f"), "manual", "workers", faults=[])
-    ended, resumed = run(workers, tmp_path_factory.mktemp("f"), "manual", "workers", faults=chaos)
+    ended, resumed = run(workers, tmp_path_factory.mktemp("f"), "manual", "workers", faults=chaos, groups="auto")
     assert resumed == [2, 4]
     assert ended.told == calm.told
     assert ended.losses == calm.losses

@@ -124,7 +124,10 @@ def _check_process(trainer: Any) -> None:
             "this process has a session of Holdfast already (a HoldfastCallback of this or another framework, an earlier fit, or "
             "holdfast.session): one process can have one"
         )
-    if membership() is not None:
+    manager = membership()
+    if manager is not None and manager.replaces_init:
+        manager.decline("Lightning's Trainer cannot repeat a step in its process")
+    elif manager is not None:
         raise RuntimeError(
             "HoldfastCallback restores a Trainer's state, and the Trainer cannot repeat a step in its process: remove holdfast.join()"
         )

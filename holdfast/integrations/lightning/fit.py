@@ -98,7 +98,7 @@ class Fit:
         self._session = session(model=self._module, optimizer=list(trainer.optimizers), schedulers=schedulers, data=state, **self._options)
         self._session.__enter__()
         self._session.stabilize_ddp(trainer.strategy.model)
-        if self._session.step:
+        if self._session.steps_done:
             if state.loaded is None:
                 raise RuntimeError("the restored state was not saved by a HoldfastCallback of Lightning: give the job another name")
             within = state.restore_objects()
@@ -181,7 +181,7 @@ class Fit:
         with suppress(Exception):  # an epoch of unknown length
             total = self._trainer.estimated_stepping_batches
         assert self._session is not None
-        return self._session.step + max(0, int(total) - self._trainer.global_step) if math.isfinite(total) else None
+        return self._session.steps_done + max(0, int(total) - self._trainer.global_step) if math.isfinite(total) else None
 
     def _warn_of_changes(self) -> None:
         """Report a hook that changes the model when training starts: the restored weights are not those of the run before."""
