@@ -22,7 +22,8 @@ class Module(pl.LightningModule):
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:  # noqa: ARG002 (Lightning's signature)
         """Return the loss of a batch."""
-        return self.gpt(batch)
+        loss: Tensor = self.gpt(batch)
+        return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the optimizer."""
