@@ -88,8 +88,8 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             step.end(loss)
-            if session.step == step.number:  # not in a warm-up, and not in a step that did not count
-                notes.note(session.rank, session.step, time.perf_counter() - begin)
+            if session.steps_done == step.number:  # not in a warm-up, and not in a step that did not count
+                notes.note(session.rank, session.steps_done, time.perf_counter() - begin)
 
 
 if __name__ == "__main__":

@@ -90,9 +90,9 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             step.end(loss)
-            if session.step == step.number:
+            if session.steps_done == step.number:
                 committed, repeated = step.number, False
-                notes.note(session.rank, session.step, time.perf_counter() - begin)
+                notes.note(session.rank, session.steps_done, time.perf_counter() - begin)
 
 
 if __name__ == "__main__":

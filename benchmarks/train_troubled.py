@@ -132,7 +132,7 @@ with holdfast.session(model=model, optimizer=optimizer) as session:
         if not math.isfinite(poison):
             poison = 1.0
         step.end(loss)
-        if given.result is not None and session.step == step.number and "HOLDFAST_HOT_SPARE" not in os.environ:
+        if given.result is not None and session.steps_done == step.number and "HOLDFAST_HOT_SPARE" not in os.environ:
             note_loss(given.result.parent, step.number, loss.item())
     if given.result is not None and session.rank == 0:
-        write_result(given.result, session.step)
+        write_result(given.result, session.steps_done)

@@ -233,16 +233,16 @@ def main() -> None:
             optimizer.zero_grad()
             schedule.step()
             step.end(loss)
-            if session.rank == 0 and session.step == step.number and step.number % given.print_every == 0:
+            if session.rank == 0 and session.steps_done == step.number and step.number % given.print_every == 0:
                 print(f"step {step.number}: loss {session.loss:.4f}", flush=True)
 
         with session.section("evaluation", limit=600), torch.no_grad():
             unseen = Windows(text[-held_out:], given.context)
             final = parallel.eval()(*(torch.stack(part) for part in zip(*(unseen[n] for n in range(min(32, len(unseen)))), strict=True)))
     if session.rank == 0:
-        print(f"done: {session.step} steps, loss {session.loss}, on unseen text {final.item():.4f}", flush=True)
+        print(f"done: {session.steps_done} steps, loss {session.loss}, on unseen text {final.item():.4f}", flush=True)
     if session.rank == 0 and given.result:
-        result = {"steps": session.step, "loss": session.loss, "unseen_loss": final.item(), "parameters_sha256": fingerprint(model)}
+        result = {"steps": session.steps_done, "loss": session.loss, "unseen_loss": final.item(), "parameters_sha256": fingerprint(model)}
         given.result.write_text(json.dumps(result) + "\n")
 
 

@@ -60,10 +60,10 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             step.end(mean)
-            if session.rank == 0 and session.step == step.number and step.number % given.print_every == 0:
+            if session.rank == 0 and session.steps_done == step.number and step.number % given.print_every == 0:
                 print(f"step {step.number}: loss {session.loss:.4f}", flush=True)
     if session.rank == 0:
-        print(f"done: {session.step} steps, loss {session.loss}", flush=True)
+        print(f"done: {session.steps_done} steps, loss {session.loss}", flush=True)
 
 
 if __name__ == "__main__":

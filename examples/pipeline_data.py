@@ -184,14 +184,14 @@ def main() -> None:
             optimizer.zero_grad()
             warmup.step()
             step.end(loss)
-            if session.rank == 0 and session.step == step.number and step.number % given.print_every == 0:
+            if session.rank == 0 and session.steps_done == step.number and step.number % given.print_every == 0:
                 print(f"step {step.number}: loss {session.loss:.4f}", flush=True)
 
         sha = fingerprint_of_all(part, full_model)
     if session.rank == 0:
-        print(f"done: {session.step} steps, loss {session.loss}", flush=True)
+        print(f"done: {session.steps_done} steps, loss {session.loss}", flush=True)
     if session.rank == 0 and given.result:
-        given.result.write_text(json.dumps({"steps": session.step, "loss": session.loss, "parameters_sha256": sha}) + "\n")
+        given.result.write_text(json.dumps({"steps": session.steps_done, "loss": session.loss, "parameters_sha256": sha}) + "\n")
 
 
 if __name__ == "__main__":

@@ -82,7 +82,11 @@ ARROWS = (
         ),
         theirs=("torch",),
     ),
-    Arrow(of="holdfast.integrations", ours=("holdfast.integrations", "holdfast.runtime"), theirs=("torch", "transformers")),
+    Arrow(
+        of="holdfast.integrations",
+        ours=("holdfast.integrations", "holdfast.runtime"),
+        theirs=("torch", "transformers", "lightning", "pytorch_lightning", "torchmetrics"),
+    ),
     *(Arrow(of=leaf, ours=LEAVES) for leaf in LEAVES),
 )
 

@@ -72,6 +72,6 @@ def test_a_project_with_flows_and_tasks_of_its_own_uses_both(tmp_path: Path, ins
 def test_extras_are_those_that_the_documentation_names() -> None:
     """Named for what a user has: a training environment, a server, a framework."""
     extras = {one for one in distribution("holdfast").metadata.get_all("Provides-Extra") or () if one != "dev"}
-    assert extras == {"all", "torch", "server", "huggingface"}
+    assert extras == {"all", "torch", "server", "huggingface", "lightning"}
     text = (ROOT / "docs" / "how-to" / "install.md").read_text()
     assert not [one for one in extras if f"`{one}`" not in text]

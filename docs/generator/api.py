@@ -10,8 +10,8 @@ from docs.generator.markdown import page
 MEMBERS: Final[Mapping[str, tuple[str, ...]]] = {
     "session": (),
     "Session": (
-        *("step", "loss", "saved", "resumed_from", "extra", "rank", "group"),
-        *("steps", "micro_batches", "section", "stabilize_ddp"),
+        *("steps_done", "loss", "saved", "resumed_from", "extra", "rank", "group"),
+        *("steps", "start", "step", "close", "micro_batches", "section", "stabilize_ddp"),
     ),
     "Step": ("number", "skip", "end"),
     "MicroBatch": ("batch", "weight", "last"),
@@ -70,7 +70,7 @@ def api_page() -> str:
     ]
     for title, intro, names in GROUPS:
         parts += [f"## {title}\n", *([f"{intro}\n"] if intro else []), *(_entry(f"holdfast.{name}", MEMBERS[name]) for name in names)]
-    parts += ["## Integrations\n", _entry("holdfast.integrations.huggingface.HoldfastCallback", ())]
+    parts += ["## Integrations\n", *(_entry(f"holdfast.integrations.{name}.HoldfastCallback", ()) for name in ("huggingface", "lightning"))]
     return page(*parts)
 
 

@@ -28,7 +28,7 @@ from holdfast.runtime.checkpoint.save import CheckpointSettings, Saver
 from holdfast.runtime.checkpoint.storage_errors import StorageError, StorageErrorReporter
 from holdfast.runtime.data.batch_shards import BatchSplit, MicroBatch
 from holdfast.runtime.data.loader import Loader
-from holdfast.runtime.groups.membership import membership
+from holdfast.runtime.groups.membership import MembershipManager, membership
 from holdfast.runtime.groups.process_group import ManagedGroup
 from holdfast.runtime.groups.recorded_collectives import WARM_UP_STEPS
 from holdfast.runtime.groups.recovery_manager import RecoveryManager
@@ -42,13 +42,14 @@ from holdfast.runtime.snapshots.reports import ProfileFile, StatsReporter
 from holdfast.runtime.snapshots.restore import SnapshotSource, from_memory
 from holdfast.runtime.snapshots.snapshotter import Snapshotter
 from holdfast.runtime.state import rng, tree, unmanaged
-from holdfast.runtime.state.training import Stateful, Training, unwrapped
+from holdfast.runtime.state.training import Stateful, Training, unwrapped, unwrapped_optimizer
 from holdfast.runtime.telemetry import integration_level
 from holdfast.runtime.telemetry.ddp_determinism import M, average_gradients, stabilize_all_ddp, stabilize_ddp, watch
 from holdfast.runtime.telemetry.progress import section
 from holdfast.runtime.telemetry.rank_status import answer_queries
 from holdfast.runtime.telemetry.replica_checksums import ReplicaChecksums
 from holdfast.runtime.telemetry.wait_windows import StepTimer
+from holdfast.runtime.user_loop import UserLoop
 from holdfast.runtime.world import World, join
 
 EVERY: Final = 100
@@ -98,7 +99,11 @@ class Step:
         """
         if self.ended:
             raise RuntimeError(f"step {self.number} has ended already: call step.end() once, at the end of the step")
-        number, size = _number(loss), StepSize.of("step.end", samples, tokens)
+        self._finish("step.end", loss, StepSize.of("step.end", samples, tokens))
+
+    def _finish(self, function: str, loss: Tensor | float | None, size: StepSize) -> None:
+        """End the step with what the script has given to *function*."""
+        number = _number(function, loss)
         self.ended = True
         self._session._end_step(self.number, number, time.perf_counter() - self._start, size)  # noqa: SLF001 (the two are one thing)
 
@@ -107,7 +112,8 @@ class Session(AbstractContextManager["Session"]):
     """Training that Holdfast monitors, saves and resumes.
 
     `session` creates it. Entering the ``with`` block joins the other ranks and restores the newest complete state; leaving it without an
-    exception saves the last step.
+    exception saves the last step. The loop is either ``for step in session.steps(until=...)``, or the script's own: `start` begins it, and
+    `step` ends each of its steps.
     """
 
     def __init__(self, training: Training, settings: CheckpointSettings | None, *, any_rank: bool = False) -> None:
@@ -136,10 +142,15 @@ class Session(AbstractContextManager["Session"]):
         """Whether this rank resumes from a replica of its snapshot."""
         self._lineage = 0
         """The generation that last went back to an earlier step."""
-        self.step: int = 0
-        """Number of the last step that ended; 0 before the first."""
+        self._loop: UserLoop | None = None
+        """The script's own loop; None where `steps` yields the steps."""
+        self._joins_at_once = True
+        """Whether a process that takes a rank can join the others without a first step of its own."""
+        self._yields_steps = self._closed = False
+        self.steps_done: int = 0
+        """Number of steps that are done, over the whole job: the number of the last step that ended; 0 before the first."""
         self.loss: float | None = None
-        """Loss of that step, as given to `Step.end`."""
+        """Loss of that step, as given to `Step.end` or `Session.step`."""
         self.saved: int | None = None
         """Last step with a complete checkpoint, as far as this process knows. It learns of a checkpoint that is written while training
         continues when the next one is due."""
@@ -149,7 +160,101 @@ class Session(AbstractContextManager["Session"]):
         """The mapping given as ``extra``, with restored values after a resume."""
 
     def __enter__(self) -> Self:
-        """Announce this worker, join the other ranks, and restore the newest complete state."""
+        """Announce this worker, join the other ranks, and restore the newest complete state, unless `start` has."""
+        if self._loop is None:
+            self._enter()
+        return self
+
+    def start(self, until: int | None = None) -> Self:
+        """Begin a training loop of the script's own, which ends each of its steps by `step`; use it in place of `steps`.
+
+        It joins the other ranks and restores the newest complete state, as entering the ``with`` block does, and the random generators
+        too. So call it directly before the loop, when the model is wrapped and everything else is built:
+
+            with holdfast.session(model=model, optimizer=optimizer, data=loader).start() as session:
+                for epoch in range(loader.epoch, 10):  # a Loader(..., endless=False)
+                    for batch in loader:
+                        ...
+                        session.step(loss)
+
+        To keep the indentation of the loop, leave out ``with``, and call `close` after it.
+
+        Args:
+            until: Total number of steps of the job, for the remaining time in `holdfast status` and the last checkpoint; None: not known.
+
+        Returns:
+            This session.
+
+        Raises:
+            RuntimeError: The session has begun already.
+            ValueError: ``until`` is negative.
+        """
+        if self._loop is not None:
+            raise RuntimeError("session.start() was called already: call it once, before the loop")
+        if self._world is not None:
+            raise RuntimeError("the session has begun already: for a loop of your own use `with holdfast.session(...).start() as session:`")
+        self._until = _checked_until("start", until)
+        self._prepare_loop()
+        self._begin_prepared_loop()
+        return self
+
+    def _prepare_loop(self, obstacle: str = "") -> None:
+        """Restore the state for a loop that is not `steps`; *obstacle*: why it cannot repeat a step, where that is known."""
+        self._loop = UserLoop(self, obstacle)
+        self._enter()
+
+    def _begin_prepared_loop(self) -> None:
+        assert self._loop is not None
+        self._loop.begin()
+
+    def _continue_after(self, step: int, source: Path | None) -> None:
+        """Continue after *step* with a state that was not restored here, but by a framework from *source*."""
+        self.steps_done = self._tried = step
+        self.loss, self._generators, self.resumed_from = None, None, source
+        if self._recovery is not None:
+            self._recovery.live = step
+        link().resumed(step, source)
+
+    def step(self, loss: Tensor | float | None = None, *, samples: int | None = None, tokens: int | None = None) -> bool:
+        """End a step of the script's own loop: report it with its loss and size, and save a checkpoint when one is due.
+
+        Call it once, after ``optimizer.step()``, on every rank. The next step begins when the loop takes a batch from the session's
+        `Loader`; without a `Loader` it begins at once.
+
+        With managed groups, a step in which a rank is lost does not count: no rank applies it. The session puts everything back to its
+        state at the step's beginning, and the `Loader` hands out the same batches again, when the ranks are complete. Do what must happen
+        once for each step, such as a log line or an evaluation, only if the result is True.
+
+        Args:
+            loss: Loss of the step: as for `Step.end`.
+            samples: Samples that all ranks together computed in the step: as for `Step.end`.
+            tokens: Tokens that all ranks together computed in the step: as for `Step.end`.
+
+        Returns:
+            Whether the step counts. It does unless a rank was lost in it, or a hot spare warms up.
+
+        Raises:
+            RuntimeError: The loop was not begun by `start`, or has taken no batch from the session's `Loader` since the step before.
+            TypeError: The loss is neither a number nor a tensor with one element, or a size is not a whole number.
+            ValueError: ``samples`` or ``tokens`` is negative.
+            SystemExit: The process received SIGTERM and the step is saved; with managed groups this happens on all ranks together.
+        """
+        if self._loop is None or self._closed:
+            raise RuntimeError(self._why_no_step())
+        return self._loop.end_step(loss, StepSize.of("session.step", samples, tokens))
+
+    def _why_no_step(self) -> str:
+        if self._closed:
+            return "the session has ended: call session.step(loss) inside its `with` block, or before session.close()"
+        if self._yields_steps:
+            return "session.steps() yields the steps of this loop: end each by step.end(loss), and do not call session.step()"
+        return "session.step() ends a step of your own loop, which has not begun: use `with holdfast.session(...).start() as session:`"
+
+    def close(self) -> None:
+        """End the session: save the last step, unless it is saved, and report the end. Leaving the ``with`` block does this."""
+        self.__exit__(None, None, None)
+
+    def _enter(self) -> None:
         _announce()
         watch()
         start = time.monotonic()
@@ -163,29 +268,38 @@ class Session(AbstractContextManager["Session"]):
             self._sigterm_handler.listen()
         if (config := SnapshotConfig.of()) is not None:
             self._take_snapshots(config)
-        if (manager := membership()) is not None:
-            self._recovery = RecoveryManager(self._training, manager, self._complete_steps)
-            self._recovery.sigterm_handler = self._sigterm_handler
-            if manager.dry_run is not None:
-                self._recovery.new = True
-                if self._settings is not None:  # to save, in a process that takes its state from others
-                    self._training.check()
-                    self._saver = Saver(self._settings, self._world, link().generation)
-                return self
-            link().report("groups")
+        if (manager := membership()) is not None and self._joins_others(manager):
+            return
         link().mark("group", time.monotonic() - start)
         start = time.monotonic()
         self._restore(self._world)
         if self._recovery is not None:
-            self._recovery.live = self.step
+            self._recovery.live = self.steps_done
         link().mark("load", time.monotonic() - start)
-        link().resumed(self.step, self.resumed_from, replica=self._from_replica)
-        return self
+        link().resumed(self.steps_done, self.resumed_from, replica=self._from_replica)
+
+    def _joins_others(self, manager: MembershipManager) -> bool:
+        """Prepare for the loss of ranks; return whether this process takes its state from other ranks, when the steps begin."""
+        self._recovery = RecoveryManager(self._training, manager, self._complete_steps)
+        self._recovery.sigterm_handler = self._sigterm_handler
+        if manager.dry_run is None:
+            if self._loop is None:
+                link().report("groups")
+            return False
+        self._recovery.new = True
+        if self._settings is not None:  # to save, in a process that takes its state from others
+            self._training.check()
+            self._saver = Saver(self._settings, self._world or World.current(), link().generation)
+        return True
 
     def _decline_repair(self) -> None:
-        """Leave groups that the launcher manages unasked as they are after a fault, where repeating a step may not be right."""
+        """Leave groups that the launcher manages unasked as they are after a fault, where a step cannot be repeated, or may not be."""
         manager = membership()
-        if manager is not None and manager.replaces_init and self._training.data is None and os.environ.get("HOLDFAST_GROUPS") != "managed":
+        if manager is None or not manager.replaces_init:
+            return
+        if self._loop is not None and (obstacle := self._loop.find_obstacle()):
+            manager.decline(f"this loop cannot repeat a step ({obstacle})")
+        elif self._training.data is None and os.environ.get("HOLDFAST_GROUPS") != "managed":
             manager.decline("the session has no `data`, so a repeated step might get another batch (`groups: managed` repairs them)")
 
     def _take_snapshots(self, config: SnapshotConfig) -> None:
@@ -211,15 +325,20 @@ class Session(AbstractContextManager["Session"]):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """After a clean end save the last step, unless it is saved, and report the end."""
-        if kind is not None:
+        if kind is not None or self._closed:
             return
+        if self._world is None:
+            raise RuntimeError("the session has not begun: call session.close() after session.start() and the loop")
+        if self._loop is not None:
+            self._loop.close()
+        self._closed = True
         if self._saver is not None and self._is_unsaved() and self._settings is not None and self._settings.every > 0:
             self._save(at_once=True)
         if self._snapshotter is not None:
             self._write_profile(at_once=True)
             self._snapshotter.close()
             self._snapshotter = None
-        link().finished(self.step)
+        link().finished(self.steps_done)
         if self._initialised_group:
             atexit.register(_destroy_group)
 
@@ -235,35 +354,39 @@ class Session(AbstractContextManager["Session"]):
             The step to compute now. Call its `end` before the next one.
 
         Raises:
-            RuntimeError: The session was not entered with ``with``, or a step was not ended.
+            RuntimeError: The session was not entered with ``with``, `start` has begun a loop of the script's own, or a step was not
+                ended.
             ValueError: ``until`` is negative.
         """
         if self._world is None:
             raise RuntimeError("the session has not begun: use `with holdfast.session(...) as session:` around the loop")
-        if until is not None and until < 0:
-            raise ValueError(f"steps(until={until}): the number of steps cannot be negative")
-        self._until = until
-        self._apply_generators()  # not sooner: what was built since the restore may have drawn numbers
-        yield from self._warm_up_steps()
+        if self._loop is not None:
+            raise RuntimeError(
+                "session.start() has begun a loop of your own, which ends its steps by session.step(loss): leave out one of both"
+            )
+        self._until, self._yields_steps = _checked_until("steps", until), True
+        yield from self._warm_up_steps(self._begin_loop())
         while True:
             if self._recovery is not None and (self._recovery.new or self._recovery.needs_new_generation):
                 self._recover(self._recovery)
-            if until is not None and self.step >= until:
+            if until is not None and self.steps_done >= until:
                 return
             step = self._begin_step()
             yield step
             if not step.ended:
                 raise RuntimeError(f"step {step.number} was not ended: call step.end(loss) at its end, or break to stop early")
 
-    def _begin_step(self) -> Step:
-        step = Step(self, self.step + 1)
+    def _begin_step(self, *, warming_up: bool = False) -> Step:
+        step = Step(self, self.steps_done + 1)
+        if warming_up:
+            return step
         link().step = step.number
         if self._recovery is not None:
             self._recovery.begin(step.number)
         shards, world = self._numbered("shards"), World.current()
         mine = shards.get(str(world.rank), "")
         if world.size > 1 and (not mine or list(shards.values()).count(mine) > 1):  # other ranks may hold copies of the parameters
-            self._checksums.check(self.step, mine)
+            self._checksums.check(self.steps_done, mine)
         self._take_snapshot()
         if isinstance(self._training.data, Loader):
             self._training.data.begin_step(skip=step.skip)
@@ -294,18 +417,18 @@ class Session(AbstractContextManager["Session"]):
             snapshotter.every, snapshotter.replicas_behind = agreed.every, agreed.behind
             snapshotter.control = agreed.control
             self._write_profile()
-            if snapshotter.due(self.step):
-                snapshotter.take(self.step, recovery.backup.rank_state, recovery.backup.buffers)
+            if snapshotter.due(self.steps_done):
+                snapshotter.take(self.steps_done, recovery.backup.rank_state, recovery.backup.buffers)
             return
-        if self.step and (snapshotter.counts.steps in AGREE_FIRST or self.step % AGREE == PROFILE):
+        if self.steps_done and (snapshotter.counts.steps in AGREE_FIRST or self.steps_done % AGREE == PROFILE):
             of_ranks = world.gather((self._training.sample(), snapshotter.planning.wanted, snapshotter.planning.control))
             self._shards = {str(rank): shard for rank, (shard, *_) in enumerate(of_ranks)}
             snapshotter.set_place(SnapshotPlace.of(world.rank, world.size, self._shards), self._lineage)
             snapshotter.every = max(every for _, every, _ in of_ranks)
             snapshotter.control = min((control for *_, control in of_ranks if control), default=0)
             self._write_profile()
-        if snapshotter.due(self.step):
-            snapshotter.take(self.step, self._training.rank_state(), self._training.copied_buffers())
+        if snapshotter.due(self.steps_done):
+            snapshotter.take(self.steps_done, self._training.rank_state(), self._training.copied_buffers())
 
     def _write_profile(self, *, at_once: bool = False) -> None:
         """Write to disk what steps look like and what snapshots cost, when it is due."""
@@ -320,7 +443,7 @@ class Session(AbstractContextManager["Session"]):
             "groups": self._numbered("groups").get(mine, []),
             "sharded": self._is_sharded(),
         }
-        facts = {"rank": world.rank, "world": world.size, "generation": link().generation, "step": self.step, "layout": layout}
+        facts = {"rank": world.rank, "world": world.size, "generation": link().generation, "step": self.steps_done, "layout": layout}
         self._profile_file.write(self._snapshotter, facts)
 
     def micro_batches(
@@ -352,6 +475,8 @@ class Session(AbstractContextManager["Session"]):
         data = self._training.data
         if not isinstance(data, Loader):
             raise TypeError("session.micro_batches() yields the batches of the session's data: give session(data=holdfast.Loader(...))")
+        if self._loop is not None:
+            data.announce_batch()  # this may change the ranks among which the batch is divided
         world = World.current()
         place, copies = (world.rank, world.size) if group is None else (dist.get_rank(group), dist.get_world_size(group))
         if self._recovery is not None and self._recovery.model_copy is None:
@@ -407,7 +532,7 @@ class Session(AbstractContextManager["Session"]):
                 return
             loss = None if recovery.damaged else loss  # it was summed after the vote, without a peer that was lost meanwhile
             recovery.last = loss, seconds
-        self.step, self.loss = number, loss if loss is not None or recovery is None else math.nan
+        self.steps_done, self.loss = number, loss if loss is not None or recovery is None else math.nan
         timing = self._step_timer.end() if recovery is not None and _device_of(self._training.model).type == "cpu" else None
         snapshot = self._stats.stats(self._snapshotter, link().generation)
         if size.samples is None and isinstance(self._training.data, Loader):
@@ -427,7 +552,7 @@ class Session(AbstractContextManager["Session"]):
         if self._is_unsaved():
             self._save(at_once=True)
         if recovery is None or not recovery.needs_new_generation:
-            saved = f"step {self.step} is {'' if self.saved == self.step else 'not '}saved"
+            saved = f"step {self.steps_done} is {'' if self.saved == self.steps_done else 'not '}saved"
             _log.warning("terminated by SIGTERM: %s", saved)
             link().flush(FINAL_CHECKPOINT_SECONDS)
             raise SystemExit(EXIT_STATUS)
@@ -436,15 +561,17 @@ class Session(AbstractContextManager["Session"]):
 
     def _is_unsaved(self) -> bool:
         """Return whether the current state was not saved, or its write to disk is only requested."""
-        return self.step > self._tried or (self._snapshotter is not None and self._snapshotter.write_pending)
+        return self.steps_done > self._tried or (self._snapshotter is not None and self._snapshotter.write_pending)
 
     def _save(self, *, at_once: bool) -> None:
         """Save the current state, in a section of its own: *at_once*, or from its snapshot where possible."""
-        self._tried = self.step
+        self._tried = self.steps_done
         if self._saver is None or self._world is None:
             return
         if World.current() != self._world:
-            _log.warning("step %d is not saved: the process group is not the one the session began with; end the session first", self.step)
+            _log.warning(
+                "step %d is not saved: the process group is not the one the session began with; end the session first", self.steps_done
+            )
             return
         if self._recovery is not None and self._recovery.lost_any_peer:  # a new rank is not at a save: it would not answer
             self._tried = self.saved or 0
@@ -452,9 +579,9 @@ class Session(AbstractContextManager["Session"]):
         with section("checkpoint"):
             try:
                 if at_once or self._snapshotter is None or not self._leave_to_writer(self._snapshotter, self._world):
-                    state = self._training.collect({"step": self.step, "loss": self.loss}, self._world.rank)
-                    if self._saver.save(state, self.step, lowest=self._training.buffers()):
-                        self.saved = self.step
+                    state = self._training.collect({"step": self.steps_done, "loss": self.loss}, self._world.rank)
+                    if self._saver.save(state, self.steps_done, lowest=self._training.buffers()):
+                        self.saved = self.steps_done
                         self._set_interval(self._saver.every)  # all ranks are here, or meet before the next step
             except Exception as error:
                 if self._recovery is None or not self._recovery.lost_peer(error):
@@ -473,9 +600,9 @@ class Session(AbstractContextManager["Session"]):
         """
         assert self._settings is not None
         begin = time.perf_counter()
-        mine: dict[str, Any] = {"ready": snapshotter.readiness(self.step)}
+        mine: dict[str, Any] = {"ready": snapshotter.readiness(self.steps_done)}
         if world.rank == 0:
-            mine |= {"every": link().may_commit(self.step).every, "saved": max(self._complete_steps(), default=self.saved)}
+            mine |= {"every": link().may_commit(self.steps_done).every, "saved": max(self._complete_steps(), default=self.saved)}
         of_ranks = world.gather(mine)
         if any(one["ready"] == "unable" for one in of_ranks):
             return False
@@ -484,31 +611,39 @@ class Session(AbstractContextManager["Session"]):
         if any(one["ready"] == "busy" for one in of_ranks):
             if world.rank == 0:
                 why = "the checkpoint before is still being written: the disk needs longer for one than the checkpoint interval"
-                self._late_reporter.report(StorageError("checkpoint-backlog", why), self.step, self._settings.directory)
+                self._late_reporter.report(StorageError("checkpoint-backlog", why), self.steps_done, self._settings.directory)
             return True
         self._late_reporter.reset()
         paused = time.perf_counter() - begin
         directory, keep = self._settings.directory, self._settings.keep
-        snapshotter.request_write(PendingWrite(step=self.step, directory=directory, keep=keep, loss=self.loss, paused=paused))
+        snapshotter.request_write(PendingWrite(step=self.steps_done, directory=directory, keep=keep, loss=self.loss, paused=paused))
         return True
 
     # -- hot spares and recovery --------------------------------------------------------------------------------------
 
-    def _warm_up_steps(self) -> Iterator[Step]:
+    def _begin_loop(self) -> int:
+        """End the beginning of the script; return the number of steps for which a process that has no rank yet must warm up."""
+        self._apply_generators()  # not sooner: what was built since the restore may have drawn numbers
+        recovery = self._recovery
+        if recovery is None:
+            return 0
+        all_stable, dry_run = stabilize_all_ddp(), recovery.membership.dry_run
+        recovery.begin_steps()
+        # A process that joins running ranks must do beforehand what those did only in their first step: pipelines agree on shapes,
+        # sharded modules on much else. Stabilized DDP over one group has nothing left to do.
+        self._joins_at_once = all_stable and len(recovery.membership.groups) == 1 and not self._is_sharded()
+        is_spare = dry_run is not None and dry_run.hot_spare is not None
+        return WARM_UP_STEPS if is_spare else int(recovery.new and not self._joins_at_once)
+
+    def _warm_up_steps(self, steps: int) -> Iterator[Step]:
         """Yield the steps of a warm-up, in a process that has no rank yet: they have no effect on the job."""
         recovery = self._recovery
         if recovery is None:
             return
-        all_stable, dry_run = stabilize_all_ddp(), recovery.membership.dry_run
-        recovery.begin_steps()
-        is_spare = dry_run is not None and dry_run.hot_spare is not None
-        # A process that joins running ranks must do beforehand what those did only in their first step: pipelines agree on shapes,
-        # sharded modules on much else. Stabilized DDP over one group has nothing left to do.
-        simple = all_stable and len(recovery.membership.groups) == 1 and not self._is_sharded()
-        for number in range(WARM_UP_STEPS if is_spare else int(recovery.new and not simple)):
+        for number in range(steps):
             recovery.warming_up = True
             yield Step(self, number + 1)
-        if is_spare:
+        if recovery.membership.dry_run is not None and recovery.membership.dry_run.hot_spare is not None:
             self._wait_for_rank(recovery)
         recovery.warming_up = False
 
@@ -517,7 +652,10 @@ class Session(AbstractContextManager["Session"]):
         return any(hasattr(one, "device_mesh") for one in self._training.model.parameters())
 
     def _wait_for_rank(self, recovery: RecoveryManager) -> None:
-        """Wait for a rank with memory released; continue as that rank, or have the script run again for it."""
+        """Wait for a rank with memory released; continue as that rank, or have the script run again for it.
+
+        A loop of the script's own is always run again: this process is not at the place in it where the other ranks are.
+        """
         roles, manager, data = Roles(), recovery.membership, self._training.data
         roles.run_next_role(done=True)
         offloaded = OffloadedState(self._training)
@@ -538,7 +676,7 @@ class Session(AbstractContextManager["Session"]):
         manager.put_back(command)
         same_rank = rank == manager.generation.rank and not roles.warmed
         other_rank_kept = unmanaged.libraries_with_other_rank(rank, manager.generation.world)
-        if other_rank_kept or not (interchangeable or same_rank) or not manager.startup_matches():
+        if self._loop is not None or other_rank_kept or not (interchangeable or same_rank) or not manager.startup_matches():
             raise RestartScript({"RANK": str(rank), "HOLDFAST_FRESH": "1"})
         offloaded.reallocate()
 
@@ -555,14 +693,14 @@ class Session(AbstractContextManager["Session"]):
             self._saver = Saver(self._settings, self._world, link().generation)
         if result["checkpoint"] is not None:
             self._restore(self._world, memory=False)
-            recovery.live = self.step
+            recovery.live = self.steps_done
             self._apply_generators()
-        self.step = recovery.live
-        link().resumed(self.step, self.resumed_from if result["checkpoint"] is not None else None)
-        if is_new and self.step and result.get("last"):
+        self.steps_done = recovery.live
+        link().resumed(self.steps_done, self.resumed_from if result["checkpoint"] is not None else None)
+        if is_new and self.steps_done and result.get("last"):
             loss, seconds = result["last"]  # the process before may have exited before it could report its last step
             self.loss = math.nan if loss is None else loss
-            link().beat(self.step, loss, seconds, self._until)
+            link().beat(self.steps_done, loss, seconds, self._until)
 
     # -- restoring ----------------------------------------------------------------------------------------------------
 
@@ -588,7 +726,7 @@ class Session(AbstractContextManager["Session"]):
             self._saver.clear()
         if found.folder is not None:
             progress = load(self._training, found.folder, world)
-            self.step = self._tried = self.saved = progress["step"]
+            self.steps_done = self._tried = self.saved = progress["step"]
             self.loss, self._generators = progress["loss"], progress["rng"]
             self.resumed_from = found.folder
         if memory and self._invalidated.ranges:  # snapshots of later steps are invalidated
@@ -604,7 +742,7 @@ class Session(AbstractContextManager["Session"]):
             return False
         if world.rank == 0 and self._saver is not None:
             self._saver.clear()
-        self.step = found.step
+        self.steps_done = found.step
         self._begin_lineage()
         self._from_replica = found.takes_replica(world.rank)
         _log.info("%s", found.reason)
@@ -615,7 +753,7 @@ class Session(AbstractContextManager["Session"]):
         self._lineage = link().generation
         if self._recovery is not None:
             self._recovery.lineage = self._lineage
-        self._memory.forget_newer(self.step, self._lineage)
+        self._memory.forget_newer(self.steps_done, self._lineage)
 
     def _apply_rank_state(self, packed: bytes) -> None:
         """Restore the position in the data now, and the generators when the steps begin."""
@@ -643,7 +781,7 @@ def session(  # noqa: PLR0913 (each is one thing of the user's, all but the firs
 
     Args:
         model: Module to train, wrapped (DDP) or not. Checkpoints use the parameter names of the unwrapped module.
-        optimizer: One optimizer, or a sequence.
+        optimizer: One optimizer, or a sequence; what Accelerate has prepared, or its original.
         schedulers: One learning rate scheduler, or a sequence: objects with ``state_dict`` and ``load_state_dict``.
         data: A `Loader`, or another object with ``state_dict`` and ``load_state_dict``. Its state is saved for each rank.
         extra: Other objects with ``state_dict`` and ``load_state_dict``, or plain values, by name; equal on all ranks. A resume writes
@@ -660,11 +798,15 @@ def session(  # noqa: PLR0913 (each is one thing of the user's, all but the firs
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: ``save_every`` or ``keep`` is not a whole number, or is too small.
+        ValueError: ``save_every`` or ``keep`` is not a whole number, or is too small; or managed groups with an optimizer that Accelerate
+            has prepared for ``fp16``.
     """
+    optimizers = _several("optimizer", optimizer, Optimizer)
+    if any(getattr(one, "scaler", None) is not None and unwrapped_optimizer(one) is not one for one in optimizers):
+        _decline_scaled()
     training = Training(
         model=unwrapped(_instance("model", model, nn.Module)),
-        optimizers=_several("optimizer", optimizer, Optimizer),
+        optimizers=tuple(map(unwrapped_optimizer, optimizers)),
         schedulers=_several("schedulers", schedulers, Stateful),
         data=None if data is None else _instance("data", data, Stateful),
         extra={} if extra is None else _instance("extra", extra, MutableMapping),
@@ -675,6 +817,17 @@ def session(  # noqa: PLR0913 (each is one thing of the user's, all but the firs
     if place := checkpoint_dir or environment.get("HOLDFAST_CHECKPOINT_DIR"):
         settings = CheckpointSettings(directory=Path(place).absolute(), every=every, keep=kept, fixed=save_every is not None)
     return Session(training, settings, any_rank=any_rank)
+
+
+def _decline_scaled() -> None:
+    """Have groups not repaired with Accelerate's gradient scaler, which skips steps on its own; refuse those that were asked for."""
+    manager = membership()
+    if manager is not None and manager.replaces_init and os.environ.get("HOLDFAST_GROUPS") != "managed":
+        manager.decline("Accelerate's optimizer for mixed_precision='fp16' cannot repeat a step ('bf16' can)")
+    elif manager is not None:
+        raise ValueError(
+            "managed groups do not support the optimizer that Accelerate prepares for mixed_precision='fp16': use 'bf16', or torch's groups"
+        )
 
 
 def _count(name: str, given: int | None, configured: str | None, default: int, *, least: int) -> int:
@@ -704,16 +857,22 @@ def _several(name: str, value: Any, kind: type[Any]) -> tuple[Any, ...]:  # noqa
     return tuple(_instance(name, one, kind) for one in (value if isinstance(value, list | tuple) else [value]))
 
 
-def _number(loss: Tensor | float | None) -> float | None:
-    """Return *loss* as a number, without rounding; fetch it from its device once."""
+def _number(function: str, loss: Tensor | float | None) -> float | None:
+    """Return *loss*, which the script gave to *function*, as a number, without rounding; fetch it from its device once."""
     if loss is None:
         return None
     if isinstance(loss, Tensor) and loss.numel() != 1:
-        raise TypeError(f"step.end(loss) got a tensor of shape {tuple(loss.shape)}: reduce it to one number first, e.g. loss.mean()")
+        raise TypeError(f"{function}(loss) got a tensor of shape {tuple(loss.shape)}: reduce it to one number first, e.g. loss.mean()")
     try:
         return float(loss.item() if isinstance(loss, Tensor) else loss)
     except (TypeError, ValueError):
-        raise TypeError(f"step.end(loss) got a {type(loss).__name__}, but must be a number or a tensor of one element") from None
+        raise TypeError(f"{function}(loss) got a {type(loss).__name__}, but must be a number or a tensor of one element") from None
+
+
+def _checked_until(function: str, until: int | None) -> int | None:
+    if until is not None and until < 0:
+        raise ValueError(f"{function}(until={until}): the number of steps cannot be negative")
+    return until
 
 
 def _device_of(model: nn.Module) -> torch.device:

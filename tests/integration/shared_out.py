@@ -52,6 +52,6 @@ with holdfast.session(model=model, optimizer=optimizer, data=loader) as session:
         optimizer.zero_grad()
         time.sleep(0.02)  # long enough that a node is lost in the middle
         step.end(mean)
-        if session.step == step.number:  # it counts, and is none of a warm-up
+        if session.steps_done == step.number:  # it counts, and is none of a warm-up
             with (folder / f"computed-{generation}-{os.getpid()}").open("a") as told:
                 told.write(json.dumps([step.number, mean.item(), computed]) + "\n")

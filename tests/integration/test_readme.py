@@ -90,7 +90,7 @@ loader = DataLoader(torch.ones(8, 4), batch_size=2)
 def test_the_lines_for_a_training_script_run_without_an_agent(holdfast_home: Path, tmp_path: Path) -> None:
     """Under plain Python they train to the last step, save nothing and need nobody."""
     lines = block("python", "import holdfast").replace("10_000", "10")
-    (tmp_path / "train.py").write_text(f"{SETTING}{lines}\nprint(session.step, loss.item() < 1)\n")
+    (tmp_path / "train.py").write_text(f"{SETTING}{lines}\nprint(session.steps_done, loss.item() < 1)\n")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "10 True\n"), done.stderr

@@ -33,12 +33,13 @@ SECONDS = 60.0
 class Workers:
     """A process that has torch imported and forks workers from itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, *imports: str) -> None:
+        """Start it; workers find the modules *imports* imported too."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         self.environment = environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         self._lock = threading.Lock()
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.runtime.group_server"],
+            [sys.executable, "-m", "tests.runtime.group_server", *imports],
             cwd=ROOT,
             env=self.environment,
             stdin=subprocess.PIPE,

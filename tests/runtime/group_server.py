@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import json
 import os
 import sys
@@ -31,6 +32,8 @@ from tests.reaping import Children
 def main() -> None:
     """Serve one order after another until the pipe ends; in a fork, become the worker."""
     become_subreaper()
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()  # as the starter of a real worker does: collections in the forks are short, and their memory stays shared
     say({"ready": torch.__version__})

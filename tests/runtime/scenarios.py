@@ -98,7 +98,7 @@ def train(
     with holdfast.session(
         model=model, optimizer=optimizer, schedulers=schedule, data=loader, checkpoint_dir=directory, save_every=every, keep=keep
     ) as session:
-        began = session.step
+        began = session.steps_done
         used: nn.Module = DistributedDataParallel(model, bucket_cap_mb=1) if wrap == "ddp" and RANKS > 1 else model
         used = session.stabilize_ddp(used) if settle else used
         batches = _batches(loader)
@@ -146,7 +146,7 @@ def _told(session: Session, losses: dict[str, float | None], model: nn.Module, l
     return {
         "losses": losses,
         "model": numbers(model),
-        "step": session.step,
+        "step": session.steps_done,
         "resumed_from": session.resumed_from and session.resumed_from.name,
         "position": [loader.epoch, loader.consumed],
     }
@@ -285,4 +285,4 @@ def restore(directory: str) -> dict[str, Any]:
     """Restore what `save_for_ever` saved; return the step and whether the model is that of the step."""
     model = nn.Linear(700, 700)
     with holdfast.session(model=model, checkpoint_dir=directory, save_every=0) as session:
-        return {"step": session.step, "fits": bool((model.weight == session.step).all()), "left": names(Path(directory))}
+        return {"step": session.steps_done, "fits": bool((model.weight == session.steps_done).all()), "left": names(Path(directory))}

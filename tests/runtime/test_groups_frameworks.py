@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.runtime.chaos import fault
-from tests.runtime.flow_double import FlowDouble, Job, Workers
+from tests.runtime.flow_double import FlowDouble, Job
 
 LOST = (3, 0, 2, 1)
 """The ranks that are lost, one after the other."""
@@ -52,27 +52,3 @@ def test_after_each_of_four_recoveries_there_is_one_main_process(job: Job, how: 
         assert [all(one["mains"]) for one in ranks].count(True) == 1, (step, ranks)
         assert all(set(one["indices"].values()) == {one["indices"]["torch"]} for one in ranks), (step, ranks)
         assert sorted(one["indices"]["torch"] for one in ranks) == [0, 1, 2, 3], (step, ranks)
-
-
-@pytest.mark.timeout(240)
-def test_a_trainer_continues_after_faults_bit_equal(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """In the middle of an epoch and at its beginning: weights, learning rate, log and generators; also in groups made unasked."""
-    chaos = [fault(1, "begin", 5), fault(0, "begin", 13, generation=2)]
-    found = []
-    for faults in ([], chaos):
-        more: dict[str, Any] = {"groups": "auto"} if faults else {}
-        folder = tmp_path_factory.mktemp("f")
-        flow = FlowDouble(workers, folder, "trainer_of_transformers", ranks=2, stride=1, chaos=faults, save=1, **more).begin()
-        for one in faults:
-            flow.until_dead(one["rank"])
-            flow.restart()
-            assert flow.hear("resumed", one["rank"], generation=flow.generation)["step"] == one["step"] - 1
-        ended = flow.finish()
-        assert ended.status == [0, 0], flow.logs()
-        assert {"a Trainer cannot repeat a step" in one["text"] for one in flow.of("level")} == {bool(faults)}
-        assert sorted(ended.losses[0]) == list(range(1, 19))
-        found.append(ended)
-        flow.close()
-    assert found[0].told[0]["step"] == 18
-    assert found[0].told == found[1].told
-    assert found[0].losses == found[1].losses

@@ -95,3 +95,16 @@ def test_an_invalid_step_or_loss_is_an_error(agent: AgentDouble, call: str, word
     done = run(f"import holdfast\nholdfast.heartbeat({call})", agent.environment)
     assert words in done.stderr
     assert agent.of("beat") == []
+
+
+def test_a_section_within_a_section_does_not_end_the_outer_one(agent: AgentDouble) -> None:
+    """The agent knows one section at a time: after the inner one it is told of the outer one again."""
+    script = """
+import holdfast
+with holdfast.section("evaluation", 60):
+    with holdfast.section("save"):
+        pass
+"""
+    assert run(script, agent.environment).returncode == 0
+    told = [(one["name"], one["limit_s"], one["begin"]) for one in agent.wait_for("section", 4)]
+    assert told == [("evaluation", 60, True), ("save", None, True), ("evaluation", 60, True), ("evaluation", 60, False)]

@@ -19,7 +19,7 @@ from holdfast.runtime.snapshots.restore_planner import SnapshotRef
 def train(place: Path, until: int, every: int = 2) -> Any:
     """Train a model that learns nothing, or go on with it."""
     with holdfast.session(model=nn.Linear(2, 2), checkpoint_dir=place, save_every=every, keep=5) as session:
-        begun = session.step
+        begun = session.steps_done
         for step in session.steps(until=until):
             step.end(1.0)
     return begun

@@ -106,7 +106,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(tmp_path: Path, agen
     assert (caught.value.flaw, words in caught.value.why) == (kind, True), caught.value
     model = nn.Linear(16, 16)
     with holdfast.session(model=model, checkpoint_dir=tmp_path, save_every=0) as session:
-        assert (session.step, session.loss, session.resumed_from) == (2, 2.0, tmp_path / "step-00000002")
+        assert (session.steps_done, session.loss, session.resumed_from) == (2, 2.0, tmp_path / "step-00000002")
         assert bool((model.weight == 2).all())
     assert names(tmp_path) == ["step-00000001", "step-00000002", "step-00000003"]
 
@@ -133,7 +133,7 @@ def test_without_a_complete_checkpoint_training_starts_from_scratch(tmp_path: Pa
     for folder in manifest.candidates(tmp_path):
         flip_a_bit(biggest(folder))
     with holdfast.session(model=nn.Linear(16, 16), checkpoint_dir=tmp_path, save_every=0) as session:
-        assert (session.step, session.resumed_from) == (0, None)
+        assert (session.steps_done, session.resumed_from) == (0, None)
     assert len(names(tmp_path)) == 2
 
 

@@ -161,7 +161,6 @@ FILE = dist.FileStore(os.devnull, 2)
         ({"init_method": "env://", "rank": 1}, ["rank=1", "0"]),
         ({"world_size": 4}, ["world_size=4", "2"]),
     ],
-    ids=str,
 )
 def test_demanded_groups_that_cannot_be_managed_are_an_error_with_the_reason(
     arguments: dict[str, Any], names: list[str], agent: AgentDouble, monkeypatch: pytest.MonkeyPatch
@@ -186,7 +185,6 @@ def test_demanded_groups_that_cannot_be_managed_are_an_error_with_the_reason(
         ("managed", {"backend": "gloo", "nonsense": 1}, TypeError),
         ("auto", {"backend": "nonsense", "store": FILE, "rank": 0, "world_size": 2}, Exception),
     ],
-    ids=str,
 )
 def test_wrong_arguments_raise_what_torch_raises(
     groups: str, arguments: dict[str, Any], error: type[Exception], agent: AgentDouble, monkeypatch: pytest.MonkeyPatch

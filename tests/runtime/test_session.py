@@ -68,7 +68,7 @@ def test_the_environment_sets_directory_and_interval(monkeypatch: pytest.MonkeyP
 def test_without_a_directory_nothing_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither agent nor directory: the script trains as if it knew nothing of Holdfast."""
     monkeypatch.chdir(tmp_path)
-    assert train().step == 5
+    assert train().steps_done == 5
     assert names(tmp_path) == []
 
 
@@ -115,7 +115,7 @@ def test_extra_state_is_restored(tmp_path: Path) -> None:
             step.end()
     after = things()
     with holdfast.session(**after, checkpoint_dir=tmp_path) as session:
-        assert session.step == 3
+        assert session.steps_done == 3
     for name in ("model", "schedulers"):
         assert str(after[name].state_dict()) == str(before[name].state_dict())
     assert [str(one.state_dict()) for one in after["optimizer"]] == [str(one.state_dict()) for one in before["optimizer"]]

@@ -7,13 +7,14 @@ import hashlib
 import random
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from holdfast.runtime.data.batch_shards import BatchShard, BatchSplit, MicroBatch, split
+from holdfast.runtime.data.prepared import PreparedLoader
 from holdfast.runtime.state import rng
 from holdfast.runtime.telemetry.wait_windows import process_waits
 from holdfast.runtime.world import World
@@ -30,14 +31,15 @@ class Loader:
     - With workers, the random generators are seeded for each batch, so that random augmentation is the same after a resume. This does not
       cover a dataset with its own generator.
     - When the number of ranks changes, a sampler with ``num_replicas`` continues after the same number of samples over all ranks.
+    - What ``accelerator.prepare`` of Accelerate makes of a ``DataLoader`` gives the same batches, on its device.
     - With `Session.micro_batches`, the batches are those of complete steps, and each rank loads its part of them.
 
     Args:
-        loader: The ``torch.utils.data.DataLoader`` to iterate over. It is not changed.
+        loader: The ``torch.utils.data.DataLoader`` to iterate over, prepared by Accelerate or not. It is not changed.
         endless: Continue with the next epoch at the end of one; otherwise iteration ends with each epoch.
 
     Raises:
-        TypeError: ``loader`` is not a ``DataLoader``.
+        TypeError: ``loader`` is not a ``DataLoader``, or one that Accelerate dispatches from rank 0.
         RuntimeError: While iterating: an epoch has no batch, or `Session.micro_batches` divides the batches of this loader.
     """
 
@@ -47,7 +49,9 @@ class Loader:
     def __init__(self, loader: DataLoader[Any], *, endless: bool = True) -> None:
         if not isinstance(loader, DataLoader):
             raise TypeError(f"Loader(...) got a {type(loader).__name__}, but must be a torch.utils.data.DataLoader")
-        self.loader, self.endless = loader, endless
+        self._prepared = PreparedLoader.of(loader)
+        self.loader = loader = loader if self._prepared is None else self._prepared.inner
+        self.endless = endless
         self.epoch: int = 0
         """Current epoch, counted from 0."""
         self.consumed: int = 0
@@ -63,6 +67,8 @@ class Loader:
         self._taken = 0
         """Samples in the batches of this step, of all ranks."""
         self._base_seeds = torch.Generator()
+        self.before_batch: Callable[[], None] | None = None
+        """Called before a batch is drawn, but not where an epoch is found to have ended: a session begins its step."""
         self._resumable = self._make_resumable(loader)
 
     def __len__(self) -> int:
@@ -82,13 +88,42 @@ class Loader:
                     continue
                 self._handed_out += 1
                 self._taken += self._samples_of_all_ranks()
-                yield batch
+                yield batch if self._prepared is None else self._prepared.place(batch, last=self.at_end)
                 continue
             self._end_epoch()
             if not self.endless:
                 return
 
+    @property
+    def length(self) -> int | None:
+        """Number of batches in an epoch; None where only the end of the epoch shows it."""
+        if self._order is None:  # the length of an IterableDataset is a guess
+            return None
+        try:
+            return len(self.loader)
+        except TypeError:
+            return None
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the epoch is known to have no batch left."""
+        length = self.length
+        return length is not None and self.consumed >= length
+
+    def leave_finished_epoch(self) -> None:
+        """Continue with the next epoch where this one has ended: the ranks that this process joins are at a batch of that one."""
+        if not self.endless and self.at_end:
+            if self._inner is None:
+                next(self._open(), None)  # what the finished epoch drew from the generators: the order of the next one follows it
+            self._end_epoch()
+
+    def announce_batch(self) -> None:
+        """Let a session begin its step, unless the epoch has ended: then code between two epochs follows, and no batch."""
+        if self.before_batch is not None and (self.endless or not self.at_end):
+            self.before_batch()
+
     def _next(self) -> Any:  # noqa: ANN401 (a batch, or the end of the epoch)
+        self.announce_batch()
         inner = self._open() if self._inner is None else self._inner
         window = process_waits()
         opened = self.loader.num_workers > 0 and window.enter("data")  # without workers this process itself does the work
@@ -103,6 +138,17 @@ class Loader:
         if self.endless and self.consumed == 0:
             raise RuntimeError("the DataLoader gives no batch: its dataset is empty, or smaller than a batch with drop_last=True")
         self.epoch, self.consumed = self.epoch + 1, 0
+        self._begin = self._inner = None
+        if self._prepared is not None:
+            self._prepared.end_epoch()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Let the next iteration begin at the first batch of an epoch, wherever the current one is.
+
+        Args:
+            epoch: Number of the epoch, for the samplers' ``set_epoch``.
+        """
+        self.epoch, self.consumed, self._to_skip = epoch, 0, 0
         self._begin = self._inner = None
 
     # -- dividing batches ---------------------------------------------------------------------------------------------
@@ -169,7 +215,10 @@ class Loader:
 
     def _samples_of_all_ranks(self) -> int:
         """Return the samples in one batch of every rank; 0 where it is unknown whether other ranks have the same ones."""
-        copies = next((int(part.num_replicas) for part in self._samplers() if hasattr(part, "num_replicas")), 1)
+        parts = self._samplers()
+        if any(getattr(part, "split_batches", False) for part in parts):  # Accelerate's: each batch is one of all ranks
+            return self.samples_of_a_step
+        copies = max((int(getattr(part, "num_replicas", getattr(part, "num_processes", 1))) for part in parts), default=1)
         return self.samples_of_a_step * copies if copies > 1 or World.current().size == 1 else 0
 
     def begin_step(self, *, skip: int = 0) -> None:
@@ -225,10 +274,16 @@ class Loader:
         for generator, value in zip(generators, state["generators"], strict=True):
             generator.set_state(value)
         # The position in batches of the current size, over the current ranks, after as many samples.
-        ranks = World.current().size if hasattr(self.loader.sampler, "num_replicas") else state["ranks"]
+        ranks = World.current().size if self._is_divided else state["ranks"]
         self.epoch = state["epoch"]
         self.consumed = int(state["consumed"] * state["ranks"] * state["batch"] // (ranks * self._samples_of_a_batch()))
         self._begin, self._inner = state["begin"], None
+
+    @property
+    def _is_divided(self) -> bool:
+        """Whether a sampler gives each rank other batches."""
+        parts = self._samplers()
+        return any(hasattr(part, "num_replicas") or (hasattr(part, "num_processes") and not part.split_batches) for part in parts)
 
     def _samples_of_a_batch(self) -> int:
         """Return the samples in a batch of one rank; 1 where only the batch sampler knows."""
@@ -236,6 +291,8 @@ class Loader:
 
     def _open(self) -> Iterator[Any]:
         """Begin the epoch, or return to its middle."""
+        if self._prepared is not None:
+            self._prepared.begin_epoch(self.epoch)
         for part in self._samplers():
             if hasattr(part, "set_epoch"):
                 part.set_epoch(self.epoch)
@@ -280,9 +337,13 @@ class Loader:
 
     def _samplers(self) -> list[Any]:
         """Return what decides the order: the samplers, each once."""
-        batches = self.loader.batch_sampler
-        found = (self.loader.sampler, batches, getattr(batches, "sampler", None))
-        return list({id(part): part for part in found if part is not None}.values())
+        found, new = dict[int, Any](), [self.loader.sampler, self.loader.batch_sampler]
+        while new:
+            part = new.pop(0)
+            if part is not None and id(part) not in found:
+                found[id(part)] = part
+                new += [getattr(part, "sampler", None), getattr(part, "batch_sampler", None)]  # Accelerate's shard has another inside
+        return list(found.values())
 
     def _generators(self) -> list[torch.Generator]:
         """Return the user's own generators, each once."""

@@ -96,12 +96,12 @@ class TreePeer:
         self.pump(0)
 
     def take(self, generation: int, number: int, kind: int) -> bytes | None:
-        """Return the body of a received frame, if it is there; drop frames of older exchanges."""
+        """Return the body of a received frame, if it is there; drop frames of older exchanges, except rank states sent after one."""
         for place, (when, count, what, body) in enumerate(self.frames):
             if (when, count, what) == (generation, number, kind):
                 del self.frames[place]
                 return body
-        self.frames = [frame for frame in self.frames if frame[:2] >= (generation, number)]
+        self.frames = [frame for frame in self.frames if frame[:2] >= (generation, number) or frame[2] == _FINAL_STATE]
         return None
 
     def close(self) -> None:
@@ -351,7 +351,7 @@ class ControlTree:
         for rank in self.protected_ranks:
             peer = self.peers.get(rank)
             size = -1
-            while peer is not None and not peer.error and size != len(peer.buffer) + len(peer.frames):
+            while peer is not None and size != len(peer.buffer) + len(peer.frames):  # also where sending has failed: it sent before
                 size = len(peer.buffer) + len(peer.frames)
                 peer.pump(select.POLLIN)
             for generation, _, kind, body in [] if peer is None else sorted(peer.frames, key=lambda one: one[1]):

@@ -281,8 +281,10 @@ class MembershipManager:
     def decline(self, why: str) -> None:
         """Leave the groups as they are after a fault, because *why*: the loss of a peer raises in every operation, and all ranks restart.
 
-        All ranks must do so. `membership` returns None from then on.
+        All ranks must do so. `membership` returns None from then on. A hot spare exits: it cannot take a rank in such groups.
         """
+        if os.environ.get("HOLDFAST_HOT_SPARE"):
+            raise SystemExit(f"a hot spare cannot take a rank: {why}")
         self.declined = why
         self.transaction.final = True
         self.startup = None

@@ -115,7 +115,8 @@ class RecoveryManager:
         self._tried = 0
         """The newest generation that this process has tried to enter."""
         self._rendezvous: RecoveryRendezvous | None = None
-        self._voted_state = b""
+        self._sent_state = b""
+        """The rank state that the backup ranks have of this rank; empty while they have none."""
         self._rank_states: dict[int, dict[int, bytes]] = {}
         """Rank states of protected ranks: by rank, by the step after which they are valid."""
         self.memory = SnapshotSource.of()
@@ -159,6 +160,8 @@ class RecoveryManager:
         self._step = step
         self.membership.transaction.final = False
         self.backup = StepBackup(self.training)
+        if self._sent_state:  # what lies between two steps, such as an evaluation, may have drawn numbers
+            self._send_if_changed(self.backup.rank_state, step - 1)
 
     def _guard(self, optimizer: Optimizer) -> None:
         """Make *optimizer* wait for the vote before it applies a step."""
@@ -198,7 +201,7 @@ class RecoveryManager:
             else {"every": 1, "control": 0}
         )
         vote["stop"] = self.sigterm_handler.received
-        self._voted_state = self.training.rank_state()
+        self._sent_state = self.training.rank_state()
         window = process_waits()
         ours = window.enter("vote")
         if snapshotter is not None:
@@ -207,7 +210,7 @@ class RecoveryManager:
         asked = time.perf_counter()
         try:
             absent = {"ok": False, "switch": 0, "facts": True, "every": 1, "control": 0, "stop": False, "behind": False}
-            result = membership.control_tree.vote(vote, _merge_votes, absent, self._packed(self._voted_state), self._keep)
+            result = membership.control_tree.vote(vote, _merge_votes, absent, self._packed(self._sent_state), self._keep)
         except (PeerConnectionLost, GenerationEnded) as error:
             self._fail_step(error)
             if not vote["ok"]:
@@ -238,8 +241,14 @@ class RecoveryManager:
     def _fail_step(self, error: Exception) -> None:
         self.membership.transaction.fail(str(error) or "the controller ended this generation")
 
-    def _packed(self, rank_state: bytes) -> bytes:
-        return self._step.to_bytes(8, "big") + rank_state
+    def _send_if_changed(self, rank_state: bytes, step: int) -> None:
+        """Send the backup ranks the rank state after *step*, unless they have it."""
+        if rank_state != self._sent_state and self.membership.control_tree is not None:
+            self._sent_state = rank_state
+            self.membership.control_tree.send_final_state(self._packed(rank_state, step))
+
+    def _packed(self, rank_state: bytes, step: int | None = None) -> bytes:
+        return (self._step if step is None else step).to_bytes(8, "big") + rank_state
 
     def _keep(self, rank: int, packed: bytes) -> None:
         """Keep the state of a protected *rank*: that of the step before stays until the step is certainly applied."""
@@ -259,9 +268,8 @@ class RecoveryManager:
         self.live = step
         membership = self.membership
         membership.transaction.final = True  # until the next step begins
-        assert membership.control_tree is not None
-        if not self._unknown and (rank_state := self.training.rank_state()) != self._voted_state:
-            membership.control_tree.send_final_state(self._packed(rank_state))
+        if not self._unknown:
+            self._send_if_changed(self.training.rank_state(), step)
         if not self.agreed.facts and not self._unknown:
             self.agreed.facts = True
             try:
@@ -474,7 +482,8 @@ class RecoveryManager:
             control_tree.reduce(0, max)
         else:  # so that a new backup rank has the rank state before anything can happen to the protected one
             mine: dict[str, Any] = {"ok": True, "last": [generation.rank, *self.last] if knows else None}
-            votes = control_tree.vote(mine, _merge_votes, {"ok": False, "last": None}, self._packed(self.training.rank_state()), self._keep)
+            self._sent_state = self.training.rank_state()
+            votes = control_tree.vote(mine, _merge_votes, {"ok": False, "last": None}, self._packed(self._sent_state), self._keep)
             result["last"] = votes["last"][1:] if votes["last"] else None
         differs = self._differences(rendezvous, notes)
         membership.enter(generation)

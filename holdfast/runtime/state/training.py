@@ -59,6 +59,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
+def unwrapped_optimizer(optimizer: Optimizer) -> Optimizer:
+    """Return the user's own optimizer below the wrapper of Accelerate, which applies it only in the last batch of an accumulation."""
+    inner = getattr(optimizer, "optimizer", None)
+    return unwrapped_optimizer(inner) if type(optimizer).__name__ == "AcceleratedOptimizer" and isinstance(inner, Optimizer) else optimizer
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """The user's objects whose state is kept."""

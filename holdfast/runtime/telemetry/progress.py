@@ -20,6 +20,8 @@ from holdfast.runtime.agent_client import StepSize, link
 _log = logging.getLogger("holdfast.runtime")
 
 _sections_begun = 0
+_open_sections: list[tuple[str, float | None]] = []
+"""The sections that this process is in, the innermost last; the agent knows one at a time."""
 
 
 def sections_begun() -> int:
@@ -31,7 +33,7 @@ def sections_begun() -> int:
 def section(name: str, limit: float | timedelta | None = None) -> Iterator[None]:
     """Declare a long section between two steps, such as a compile, a save or an evaluation: Holdfast waits for it longer than for a step.
 
-    Use it as ``with holdfast.section("evaluation"):``. Outside of a job it does nothing.
+    Use it as ``with holdfast.section("evaluation"):``. Sections may lie within each other. Outside of a job it does nothing.
 
     Args:
         name: Name of the section, for messages.
@@ -48,11 +50,16 @@ def section(name: str, limit: float | timedelta | None = None) -> Iterator[None]
         raise ValueError(f"section '{name}': the limit is {limit!r}, but must be a number of seconds above 0")
     global _sections_begun  # noqa: PLW0603 (one count for the process)
     _sections_begun += 1
+    _open_sections.append((name, seconds))
     link().section(name, seconds, begin=True)
     try:
         yield
     finally:
-        link().section(name, seconds, begin=False)
+        _open_sections.pop()
+        if _open_sections:
+            link().section(*_open_sections[-1], begin=True)
+        else:
+            link().section(name, seconds, begin=False)
 
 
 class Scalar(Protocol):

@@ -76,7 +76,7 @@ with holdfast.session(model=model, optimizer=optimizer, any_rank="any" in option
         prepared.step()
         prepared.zero_grad()
         step.end(told)
-        if session.step == step.number and "HOLDFAST_HOT_SPARE" not in os.environ:
+        if session.steps_done == step.number and "HOLDFAST_HOT_SPARE" not in os.environ:
             with (folder / "seen.jsonl").open("a") as seen:
                 seen.write(json.dumps(identity(step.number, session.rank)) + "\n")
 (folder / f"told-{session.rank}.json").write_text(json.dumps([one.tolist() for one in model.parameters()]))

@@ -152,7 +152,7 @@ with holdfast.session(model=model, optimizer=optimizer, any_rank="any" in option
         optimizer.step()
         optimizer.zero_grad()
         step.end(loss)
-        if session.step == step.number and not written:
+        if session.steps_done == step.number and not written:
             written = True
             (folder / f"told-{session.rank}.json").write_text(json.dumps({key: plain(one) for key, one in told.items()}))
         if "slow" in options:

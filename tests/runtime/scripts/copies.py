@@ -58,11 +58,11 @@ with holdfast.session(model=model, optimizer=optimizer, schedulers=scheduler, da
         if "late" in options:
             dist.all_reduce(told)
         step.end(told / ranks)
-        reach("committed", session.step)
+        reach("committed", session.steps_done)
 
 digest = hashlib.sha256()
 for parameter in model.parameters():
     digest.update(parameter.detach().numpy().tobytes())
 applied = {int(state["step"]) for state in optimizer.state.values()}
-ending = {"step": session.step, "loss": session.loss, "model": digest.hexdigest(), "applied": sorted(applied)}
+ending = {"step": session.steps_done, "loss": session.loss, "model": digest.hexdigest(), "applied": sorted(applied)}
 (folder / f"told-{session.rank}.json").write_text(json.dumps(ending))

@@ -31,7 +31,7 @@ told = {
     "backend": dist.get_backend(),
     "managed": membership() is not None,
     "ranks": int(ones),
-    "step": session.step,
+    "step": session.steps_done,
     "local": os.environ["LOCAL_RANK"],
 }
 (folder / f"told-{rank}.json").write_text(json.dumps(told))

@@ -63,4 +63,4 @@ strides = []
 for value in [*model.state_dict().values(), *(value for state in optimizer.state.values() for value in state.values())]:
     digest.update(value.contiguous().numpy().tobytes())
     strides.append(value.stride())
-(folder / f"told-{rank}.json").write_text(json.dumps({"step": session.step, "state": digest.hexdigest(), "strides": strides}))
+(folder / f"told-{rank}.json").write_text(json.dumps({"step": session.steps_done, "state": digest.hexdigest(), "strides": strides}))

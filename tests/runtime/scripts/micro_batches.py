@@ -50,9 +50,9 @@ with holdfast.session(model=model, optimizer=optimizer, data=loader, any_rank=Tr
         reach("applied", step.number)
         optimizer.zero_grad()
         step.end(mean / dist.get_world_size())
-        if session.step == step.number:  # it counts
+        if session.steps_done == step.number:  # it counts
             with (folder / f"samples-{os.getpid()}").open("a") as file:
                 file.write(json.dumps([step.number, computed]) + "\n")
 
-told = {"step": session.step, "weights": [value.tolist() for value in model.parameters()]}
+told = {"step": session.steps_done, "weights": [value.tolist() for value in model.parameters()]}
 (folder / f"told-{session.rank}.json").write_text(json.dumps(told))

@@ -38,4 +38,4 @@ with holdfast.session(model=model, optimizer=optimizer) as session:
 digest = hashlib.sha256()
 for parameter in model.parameters():
     digest.update(parameter.detach().numpy().tobytes())
-(folder / f"told-{rank}.json").write_text(json.dumps({"step": session.step, "model": digest.hexdigest()}))
+(folder / f"told-{rank}.json").write_text(json.dumps({"step": session.steps_done, "model": digest.hexdigest()}))

@@ -1,4 +1,7 @@
-"""Hugging Face's Trainer with its state kept by a session: dropout, noise in the collator, accumulation with a remainder, evaluations."""
+"""Hugging Face's Trainer with its state kept by a session: dropout, noise in the collator, accumulation with a remainder, evaluations.
+
+Options: ``join``: managed groups; ``plain``: a collator without noise; ``resume``: checkpoints of the Trainer, and a resume from them.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,15 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
+import holdfast
 from holdfast.integrations.huggingface import HoldfastCallback
 from tests.runtime.chaos import reach
 
 folder = Path(sys.argv[1])
+options = set(sys.argv[2:])
 torch.set_num_threads(1)
+if "join" in options:
+    holdfast.join()
 
 
 class Tokens(torch.utils.data.Dataset[dict[str, Any]]):
@@ -37,6 +44,8 @@ class Tokens(torch.utils.data.Dataset[dict[str, Any]]):
 def noisy(batch: list[dict[str, Any]]) -> dict[str, Any]:
     """Put a batch together, with tokens changed by chance."""
     tokens = torch.stack([one["input_ids"] for one in batch])
+    if "plain" in options:
+        return {"input_ids": tokens, "labels": tokens}
     changed = torch.where(torch.rand(tokens.shape) < 0.2, torch.randint(32, tokens.shape), tokens)
     return {"input_ids": changed, "labels": tokens}
 
@@ -58,7 +67,8 @@ arguments = TrainingArguments(
     warmup_steps=3,
     lr_scheduler_type="cosine",
     eval_strategy="epoch",
-    save_strategy="no",
+    save_strategy="steps" if "resume" in options else "no",
+    save_steps=3,
     logging_steps=4,
     report_to=[],
     use_cpu=True,
@@ -67,10 +77,15 @@ arguments = TrainingArguments(
 )
 torch.manual_seed(1)
 model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=8, n_embd=16, n_layer=1, n_head=2))
-trainer = Trainer(model=model, args=arguments, train_dataset=Tokens(44), eval_dataset=Tokens(8), data_collator=noisy)
-HoldfastCallback(trainer)
-trainer.add_callback(Faults())
-trainer.train()
+trainer = Trainer(
+    model=model,
+    args=arguments,
+    train_dataset=Tokens(44),
+    eval_dataset=Tokens(8),
+    data_collator=noisy,
+    callbacks=[HoldfastCallback(), Faults()],
+)
+trainer.train(resume_from_checkpoint="resume" in options and os.environ["HOLDFAST_GENERATION"] != "1")
 
 digest = hashlib.sha256()
 for parameter in model.parameters():
