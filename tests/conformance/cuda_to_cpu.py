@@ -66,7 +66,7 @@ def _replace_gpus(ranks: int) -> None:
 
 def on_cpu(case: type[Any], module: Any) -> type[Any]:
     """Return the test case *case* of *module* with the CPU in place of every GPU."""
-    module.init_multigpu_helper = lambda world_size, backend: {rank: [rank] for rank in range(int(world_size))}
+    module.init_multigpu_helper = lambda world_size, _backend: {rank: [rank] for rank in range(int(world_size))}
 
     def run(cls: type[Any], rank: int, *args: Any, **named: Any) -> None:
         _replace_gpus(int(module.os.environ["WORLD_SIZE"]))

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Tests of the libraries over process groups, written from the public API: PyTorch's own files for them are not part of its package.
 
 Every test runs over stock gloo as well, and says nothing of Holdfast. It compares with a computation without any group.

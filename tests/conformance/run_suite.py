@@ -30,10 +30,9 @@ def main() -> None:
         if not any(text in test for text in order["only"]):
             continue
         begin = time.monotonic()
-        for attempt in range(1, ATTEMPTS + 1):
-            outcome = run(order["suite"], test)
-            if not outcome.startswith("failed"):
-                break
+        attempt, outcome = 1, run(order["suite"], test)
+        while outcome.startswith("failed") and attempt < ATTEMPTS:
+            attempt, outcome = attempt + 1, run(order["suite"], test)
         told = {"test": test, "outcome": outcome, "seconds": round(time.monotonic() - begin, 2), "attempts": attempt}
         out.write(json.dumps(told) + "\n")
         out.flush()

@@ -37,7 +37,7 @@ class ForkedRanks(MultiProcessTestCase):
     def setUp(self) -> None:
         """Start the ranks of this test."""
         super().setUp()
-        self._start_processes(torch.multiprocessing.get_context("fork").Process)  # type: ignore[no-untyped-call]
+        self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, parent_pipe: Any, **more: Any) -> None:
@@ -75,7 +75,7 @@ def _load(suffix: str, backend: str, **decorators: Any) -> Any:
     made = importlib.util.spec_from_file_location(f"{TORCH_SUITE}_{suffix}", spec.origin)
     assert made is not None
     assert made.loader is not None
-    module = importlib.util.module_from_spec(made)
+    module: Any = importlib.util.module_from_spec(made)
     sys.modules[made.name] = module  # its classes are pickled by name
     os.environ["BACKEND"] = backend
     with _replaced(common_distributed, skip_if_small_worldsize=lambda function: function, **decorators):

@@ -47,7 +47,7 @@ def skip_compilation(*functions: Callable[..., object]) -> None:
     torch calls a group's methods from C++ in the middle of compiled code, for example where DDP broadcasts buffers, and would compile them
     as well. The decorator ``torch.compiler.disable`` does the same and imports the compiler for it, which takes a second.
     """
-    frames = torch._C._dynamo.eval_frame  # type: ignore[attr-defined]  # noqa: SLF001 (what the decorator calls)
+    frames = torch._C._dynamo.eval_frame  # noqa: SLF001 (what the decorator calls)
     skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)  # noqa: SLF001 (as above)
     for one in functions:
         frames.set_code_exec_strategy(one.__code__, skip)
