@@ -153,17 +153,17 @@ class ManagedWork(_Work):
         process_waits().operation_ended()
         self._group.in_flight.leave(self._call.mark)
         try:
-            future.value()
+            value: list[Tensor] = future.value()
         except RuntimeError as error:
             try:
                 self._group.peer_failed(self._inner, error)
             except RuntimeError as real:  # nobody could catch it in this thread: the vote raises it
                 self._group.transaction.fail(f"{type(real).__name__}: {real}", self._group.group_name)
             self._group.fill_neutral_result(*self._call[:3])
-        else:
-            if self._ended is not None:
-                self._ended()
-        return self._outputs
+            return self._outputs
+        if self._ended is not None:
+            self._ended()
+        return value
 
     def _abandon(self) -> list[Tensor]:
         process_waits().operation_ended()
@@ -205,6 +205,7 @@ class ManagedGroup(dist.ProcessGroup):
         """How many groups of this name this process has made: a script may destroy a group and make it again."""
         self.devices: tuple[str, ...] = ("cpu",)
         """Kinds of devices that it serves."""
+        self._description = ""
         self._inner: BackendGroup | None = None
         self._ready = threading.Event()
 
@@ -319,13 +320,13 @@ class ManagedGroup(dist.ProcessGroup):
     setGroupName = _set_group_name  # noqa: N815 (torch's name)
 
     def getGroupDesc(self) -> str:  # noqa: N802 (torch's name)
-        """Return the name of this group in torch's logs."""
-        return f"{BACKEND}:{self.name_in_torch}"
+        """Return what the script calls this group, for torch's logs."""
+        return self._description or f"{BACKEND}:{self.name_in_torch}"
 
     group_desc = property(getGroupDesc)
 
     def _set_group_desc(self, desc: str) -> None:
-        """Keep our own description."""
+        self._description = desc
 
     setGroupDesc = _set_group_desc  # noqa: N815 (torch's name)
 

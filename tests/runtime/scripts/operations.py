@@ -91,6 +91,25 @@ def all_reduce_future(group: Group) -> Any:
     return [part.clone() for part in future.wait()]
 
 
+def shapes(value: Any) -> Any:
+    """Return the shapes in a result, as it is nested."""
+    return list(value.shape) if isinstance(value, Tensor) else [shapes(one) for one in value]
+
+
+@operation
+def futures(group: Group) -> Any:
+    whole, parts = mine(2 * ranks), [mine(2) for _ in range(ranks)]
+    works = [
+        dist.broadcast(mine(2), 1, group, async_op=True),
+        dist.reduce(mine(2), 1, group=group, async_op=True),
+        dist.all_gather(empty(2), mine(2), group, async_op=True),
+        dist.all_gather_into_tensor(whole, mine(2), group, async_op=True),
+        dist.all_to_all_single(whole.clone(), whole, group=group, async_op=True),
+        dist.scatter(mine(2), parts if rank == 1 else None, 1, group, async_op=True),
+    ]
+    return [shapes(work.get_future().wait()) for work in works]
+
+
 @operation
 def all_reduce_integers(group: Group) -> Any:
     one = torch.tensor([rank, 7], dtype=torch.int64)
