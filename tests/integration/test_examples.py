@@ -14,23 +14,30 @@ from tests.integration.stage import Stage
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = Path(__file__).with_name("with_pauses.py")
 FILES = sorted(path for path in EXAMPLES.glob("*.yaml") if "script:" in path.read_text())
-SMALL = ["--width", "16", "--layers", "2", "--context", "16"]
-ARGS = {"fsdp2": SMALL, "byte_gpt": SMALL, "pipeline_data": SMALL, "elastic": SMALL}
+STEPS = ["--steps", "24"]
+SMALL = [*STEPS, "--width", "16", "--layers", "2", "--context", "16"]
+ARGS = {
+    "plain_ddp": STEPS,
+    **dict.fromkeys(("fsdp2", "byte_gpt", "pipeline_data", "elastic"), SMALL),
+    "accelerate_loop": ["--epochs", "1"],
+    "hugging_face": ["--epochs", "3", "--sequences", "320"],
+}
+"""Of each example, so that it makes 24 steps or somewhat more."""
 
 
-def described(path: Path) -> dict[str, Any]:
-    """Return the job of an example on two ranks, with pauses."""
+def described(path: Path, workdir: Path) -> dict[str, Any]:
+    """Return the job of an example on two ranks in *workdir*, with pauses."""
     job: dict[str, Any] = yaml.safe_load(path.read_text())
     del job["cluster"], job["name"]
-    script = str(EXAMPLES / job["script"])
-    return job | {"script": str(SCRIPT), "args": [script, "--steps", "24", *ARGS.get(path.stem, [])], "nnodes": 2, "nproc_per_node": 1}
+    args = [str(EXAMPLES / job["script"]), *ARGS[path.stem]]
+    return job | {"script": str(SCRIPT), "args": args, "workdir": str(workdir), "nnodes": 2, "nproc_per_node": 1}
 
 
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
-def test_an_example_with_long_pauses_reports_no_fault(stage: Stage, path: Path) -> None:
+def test_an_example_with_long_pauses_reports_no_fault(stage: Stage, path: Path, tmp_path: Path) -> None:
     """Many median steps on one rank, then on all: a job that reports its steps says so in its history, and nothing is done about it."""
     name = path.stem.replace("_", "-")
-    play = stage.play(name, **described(path))
+    play = stage.play(name, **described(path, tmp_path))
     assert play.ends() == 0, play.log()
     assert (play.state(), play.kinds()) == ("COMPLETED", []), play.log()
     for words in ("rank 0 pauses after 12 steps", "rank 0 pauses after 18 steps", "rank 1 pauses after 18 steps"):
