@@ -68,7 +68,7 @@ class Play:
         """Wait until the job has finished *step*, and all its ranks are at work."""
         wait_until(lambda: self.chaos.step() >= step and self.chaos.complete(), seconds=seconds, explain=self.log)
 
-    def ends(self, seconds: float = 100.0) -> int:
+    def ends(self, seconds: float = 200.0) -> int:
         """Wait for the flow's end; return its exit status. Whatever happened: what is on record of it must hold together."""
         try:
             status = self.process.wait(seconds)
