@@ -147,7 +147,7 @@ def _why_never() -> str:
     if not link().attached or not environment.get("HOLDFAST_TOKEN"):
         return "no agent of Holdfast started this process"
     if environment.get("HOLDFAST_GROUPS") == "stock":
-        return "the job says `groups: stock`"
+        return integration_level.STOCK
     version = _nccl()
     if version is not None and not nccl_can_abort(version):
         found, needed = (".".join(map(str, one)) for one in (version, NCCL_ABORT))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,24 @@ from tests.runtime.ranks import ROOT
 SCRIPT = "lightning_trainer"
 
 
-def run(workers: Workers, folder: Path, *options: str, faults: list[dict[str, Any]], **more: Any) -> tuple[Ended, list[int]]:
+NOT_REPAIRED = "process groups are not repaired because Lightning's Trainer cannot repeat a step in its process"
+LEVEL = {
+    "auto": NOT_REPAIRED,
+    "managed": NOT_REPAIRED,
+    "stock": "process groups are PyTorch's own because the job says `groups: stock`",
+}
+"""What a job is told, by its ``groups``."""
+
+
+def levels(flow: FlowDouble) -> set[tuple[str, str]]:
+    """Return the levels that were reported, each with the sentence but for what a fault costs."""
+    assert flow.of("groups") == [], "no rank says that it can be repaired, so no hot spare is started"
+    return {(one["level"], one["text"].partition(": after a fault all ranks restart")[0]) for one in flow.of("level")}
+
+
+def run(workers: Workers, folder: Path, *options: str, groups: str, faults: list[dict[str, Any]]) -> tuple[Ended, list[int]]:
     """Run two ranks to their end, through *faults*; return also the steps after which they resumed."""
-    flow = FlowDouble(workers, folder, SCRIPT, *options, ranks=2, stride=1, chaos=faults, save=1, **more).begin()
+    flow = FlowDouble(workers, folder, SCRIPT, *options, ranks=2, stride=1, chaos=faults, save=1, groups=groups).begin()
     resumed = []
     for one in faults:
         flow.until_dead(one["rank"])
@@ -28,7 +42,7 @@ def run(workers: Workers, folder: Path, *options: str, faults: list[dict[str, An
         resumed.append(flow.hear("resumed", one["rank"], generation=flow.generation)["step"])
     ended = flow.finish()
     assert ended.status == [0, 0], flow.logs()
-    assert {"Lightning's Trainer cannot repeat a step" in one["text"] for one in flow.of("level")} == {bool(more)}
+    assert levels(flow) == {("managed-state", f"state is managed, {LEVEL[groups]}")}
     flow.close()
     return ended, resumed
 
@@ -37,8 +51,8 @@ def run(workers: Workers, folder: Path, *options: str, faults: list[dict[str, An
 def test_manual_optimization_and_workers_continue_bit_equal(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Killed in the middle of an epoch and in a validation, in groups of the launcher's: weights, buffers, metrics, callbacks, workers."""
     chaos = [fault(1, "step", 3), fault(0, "validation", 5, generation=2)]
-    calm, _ = run(workers, tmp_path_factory.mktemp("f"), "manual", "workers", faults=[])
-    ended, resumed = run(workers, tmp_path_factory.mktemp("f"), "manual", "workers", faults=chaos, groups="auto")
+    calm, _ = run(workers, tmp_path_factory.mktemp("f"), "manual", "workers", groups="stock", faults=[])
+    ended, resumed = run(workers, tmp_path_factory.mktemp("f"), "manual", "workers", groups="auto", faults=chaos)
     assert resumed == [2, 4]
     assert ended.told == calm.told
     assert ended.losses == calm.losses
@@ -47,13 +61,16 @@ def test_manual_optimization_and_workers_continue_bit_equal(workers: Workers, tm
 
 @pytest.mark.timeout(240)
 def test_fewer_ranks_take_the_rest_of_the_epoch(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """After 12 of 30 samples one rank goes on with the next: it counts batches of 3 where two ranks counted 6 samples."""
+    """After 12 of 30 samples one rank goes on with the next: it counts batches of 3 where two ranks counted 6 samples.
+
+    The groups are demanded: the rank that is left ends with the lost one, and is told why no other took its place.
+    """
     folder = tmp_path_factory.mktemp("f")
-    flow = FlowDouble(workers, folder, SCRIPT, ranks=2, stride=1, chaos=[fault(0, "step", 2)], save=1).begin()
+    flow = FlowDouble(workers, folder, SCRIPT, ranks=2, stride=1, chaos=[fault(0, "step", 2)], save=1, groups="managed").begin()
     flow.until_dead(0)
-    with suppress(ProcessLookupError):
-        flow.kill(1)
+    assert flow.hear("exception", 1)["peer_lost"]
     flow.until(lambda: flow.pids[1] in flow.workers.ended(), "the end of rank 1")
+    assert levels(flow) == {("managed-state", f"state is managed, {LEVEL['managed']}")}
     flow.ranks = 1
     flow.restart()
     assert flow.hear("resumed", 0, generation=2)["step"] == 1

@@ -117,7 +117,10 @@ def _check_support(trainer: Any) -> None:
 
 
 def _check_process(trainer: Any) -> None:
-    """Refuse a second session, managed groups, and a Trainer with another number of ranks than the job. Raise ``RuntimeError``."""
+    """Refuse a second session, `holdfast.join`, and a Trainer with another number of ranks than the job. Raise ``RuntimeError``.
+
+    Groups that the launcher manages, asked to or not, are left as they are after a fault.
+    """
     several = sum(isinstance(one, HoldfastCallback) for one in trainer.callbacks) > 1
     if several or link().has_session:
         raise RuntimeError(

@@ -20,6 +20,7 @@ MANAGED: Final = "process groups and state are managed: a lost rank is replaced,
 RESTART_STATE: Final = "after a fault all ranks restart from the newest step in memory or on disk"
 RESTART: Final = "this script has no holdfast.session, so after a fault all ranks restart from its own checkpoint"
 NO_SESSION: Final = "the script has no holdfast.session"
+STOCK: Final = "the job says `groups: stock`"
 
 _stock_because: list[str] = []
 """Why the groups are torch's own, once that has been decided."""
@@ -46,7 +47,8 @@ def session_begins(*, grouped: bool) -> None:
         return
     manager = installed()
     if manager is None:
-        why = _stock_because[0] if _stock_because else "the script created them itself"
+        demanded = os.environ.get("HOLDFAST_GROUPS") == "stock"  # then nothing is replaced that could have noted it
+        why = _stock_because[0] if _stock_because else STOCK if demanded else "the script created them itself"
         if why == NO_SESSION:
             why = "no module of the script's own uses holdfast.session (`groups: managed` manages them)"
         _say("managed-state", f"state is managed, process groups are PyTorch's own because {why}: {RESTART_STATE}")
