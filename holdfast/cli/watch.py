@@ -17,8 +17,9 @@ from holdfast.cli.job_view import JobView, find_job, live_jobs
 from holdfast.cli.output import echo
 from holdfast.cli.rank_output import RankOutput
 from holdfast.cli.screens import Screen, screen_for
+from holdfast.control.supervisor.early_launch import NO_FLOW
 from holdfast.errors import HistoryError, NoJob
-from holdfast.exit_codes import CONTROLLER_DIED, DETACHED, INTERRUPTED, OPERATOR_ERROR, status_of
+from holdfast.exit_codes import CONTROLLER_DIED, DETACHED, FAILED, INTERRUPTED, OPERATOR_ERROR, status_of
 from holdfast.history import holder_of, queries
 from holdfast.history.models import Job, Request
 from holdfast.history.store import History
@@ -203,7 +204,18 @@ class JobWatcher:
         self.screen.show_change(end_change(self.history, view))
         if self.flow is not None and self.flow.status() is None:
             self.show("notice", f"the controller (pid {self.flow.pid}) has not exited yet; nothing waits for it")
+        if self.flow is not None and view.move is not None and view.move.reason == NO_FLOW:
+            return self._flow_failed()
         return INTERRUPTED if self.stopping and view.state == "CANCELLED" else status_of(view.move)
+
+    def _flow_failed(self) -> int:
+        """Show why the flow could not start, whose job has been ended for that; return the exit status."""
+        assert self.flow is not None
+        if refusal := self.flow.refusal():
+            self.show("refused", refusal)
+            return OPERATOR_ERROR
+        self.show("log", "\n".join([f"the end of {self.flow.log}:", *self.flow.last_lines()]))
+        return FAILED
 
     def _flow_exited(self) -> int:
         """Show what the exit of the flow means while the history shows no end of the job; return the exit status."""

@@ -227,11 +227,15 @@ def main(arguments: list[str]) -> int:
     """Replace this process by ``python -m`` *arguments*, with a Prefect server; exit at once if it has to detach meanwhile."""
     detach = handle_sigusr1()
     signal.signal(signal.SIGTERM, _exit_on_signal)
+    failed = True
     try:
         early_launch.start(arguments, detach)
         return _run(arguments, detach)
+    except SystemExit:
+        failed = False
+        raise
     finally:
-        early_launch.abandon(early_launch.DETACH if detach.why else early_launch.STOP)
+        early_launch.abandon(early_launch.DETACH if detach.why else early_launch.STOP, failed=failed)
 
 
 def _exit_on_signal(number: int, _frame: object) -> None:

@@ -35,11 +35,13 @@ FINAL_CHECKPOINT_SECONDS: Final = 15.0
 def main(arguments: list[str], steer: Callable[..., FlowState]) -> int:
     """Run the job described by the file in *arguments*; the last line says what could not be done."""
     prepare_output()  # before the flow does: what keeps it from beginning is written too
+    status = None
     try:
-        return _run(arguments, steer)
+        status = _run(arguments, steer)
     finally:
         # a launcher that is left: the flow ended before it took control of the job
-        early_launch.abandon(early_launch.DETACH if present().why else early_launch.STOP)
+        early_launch.abandon(early_launch.DETACH if present().why else early_launch.STOP, failed=status == exit_codes.OPERATOR_ERROR)
+    return status
 
 
 def _run(arguments: list[str], steer: Callable[..., FlowState]) -> int:

@@ -112,7 +112,7 @@ def test_a_slow_rank_is_moved_if_that_pays_and_one_with_a_flipped_bit_is_replace
 
 def test_under_torchs_own_groups_the_stack_names_the_culprit(stage: Stage) -> None:
     """Nothing counts operations there: who stands in the script's own code while all others are in backward is the one."""
-    play = begun(stage, "stock", "--stock-groups")
+    play = begun(stage, "stock", "--stock-groups", groups="stock")
     node = nodes_of(play)[2]
     trouble(play, 2, "stuck_in_user_code()")
     hang = the_fault(play, "job-hang")

@@ -217,7 +217,7 @@ def test_a_cancelled_parent_stops_the_job_and_a_project_may_have_flows_of_its_ow
 NIGHTLY = """
 import sys
 from prefect import flow
-from holdfast.flows.names import NAME
+from flows.names import NAME
 from holdfast.workflows import LocalCluster, TrainingJob, training_job
 
 @flow(retries=0)

@@ -26,6 +26,7 @@ from holdfast.process import die_with_parent
 if TYPE_CHECKING:
     from holdfast.control.supervisor.controller import JobController
     from holdfast.control.supervisor.detach import Detach
+    from holdfast.policies.states import Transition
 
 FIELD: Final = "launch_early"
 """Field of a spec file: the flow is of a new job, which a launcher may launch."""
@@ -33,6 +34,10 @@ VARIABLE: Final = "HOLDFAST_LAUNCHER"
 """Variable of the flow's process: the pid of its launcher, a child of this process."""
 DETACH: Final = signal.SIGUSR1
 STOP: Final = signal.SIGTERM
+FLOW_FAILED: Final = signal.SIGUSR2
+"""Tells a launcher, before `STOP`, that nobody stops the job: its flow could not start."""
+NO_FLOW: Final = "its flow ended before it took control of the job"
+"""Reason of a job that its launcher ends, as no flow will control it."""
 POLL: Final = 0.02
 STOP_SECONDS: Final = 120.0
 """How long a launcher may take to end a job of which its flow will never take control."""
@@ -107,8 +112,14 @@ def hand_over() -> HandOver:
     return HandOver.ENDED if status == ENDED else HandOver.TAKEN
 
 
-def abandon(number: int) -> None:
-    """Have a launcher that is left end its job (`STOP`) or detach from it (`DETACH`), as no flow will control it; wait until it has."""
+def abandon(number: int, *, failed: bool = False) -> None:
+    """Have a launcher that is left end its job (`STOP`) or detach from it (`DETACH`), as no flow will control it; wait until it has.
+
+    *failed*: the flow could not start, rather than being stopped.
+    """
+    if failed and (pid := os.environ.get(VARIABLE)):
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), FLOW_FAILED)
     _end(number)
 
 
@@ -138,13 +149,15 @@ def main(spec: str, started: str) -> int:
     What fails here fails again in the flow, which reports it.
     """
     from holdfast.control.supervisor.controller import JobController  # noqa: PLC0415 (after SIGUSR1 is handled)
+    from holdfast.control.supervisor.detach import SIGTERM  # noqa: PLC0415
     from holdfast.control.supervisor.supervise import control_job  # noqa: PLC0415
     from holdfast.errors import HoldfastError  # noqa: PLC0415
     from holdfast.policies.states import State  # noqa: PLC0415
     from holdfast.spec import TrainingJob, cluster_of  # noqa: PLC0415
 
-    described = json.loads(Path(spec).read_text())
+    described, parent, flow_failed = json.loads(Path(spec).read_text()), os.getppid(), list[int]()
     signal.signal(STOP, _terminated)
+    signal.signal(FLOW_FAILED, lambda number, _frame: flow_failed.append(number))
     ended = False
     job, cluster = TrainingJob.model_validate(described["job"]), cluster_of(described["cluster"])
     with suppress(HoldfastError, Terminated), control_job(job, cluster) as run:
@@ -152,7 +165,9 @@ def main(spec: str, started: str) -> int:
             run.launcher = True
             try:
                 if run.state is State.LAUNCHING and not run.reattached:
-                    _launch(run, int(started))
+                    turn = _launch(run, int(started))
+                    without_flow = turn.reason == SIGTERM and (flow_failed or os.getppid() != parent)
+                    run.move(turn.event, NO_FLOW if without_flow else turn.reason)
             finally:
                 ended = run.ended
     return ENDED if ended else 0
@@ -166,8 +181,8 @@ def _terminated(*_: object) -> None:
     raise Terminated
 
 
-def _launch(run: JobController, started: int) -> None:
-    """Launch the job and collect what its ranks report until the flow takes over (`JobDetached`), or until the job is to end.
+def _launch(run: JobController, started: int) -> Transition:
+    """Launch the job and collect what its ranks report until the flow takes over (`JobDetached`); return how the job is to end.
 
     The job is not handed over between the command that starts its ranks and their start: the flow would start them again.
     """
@@ -193,7 +208,7 @@ def _launch(run: JobController, started: int) -> None:
             os.close(started)
             started = -1
         run.pump(0.0 if launching else TICK)
-    run.move(*turn)
+    return turn
 
 
 if __name__ == "__main__":
