@@ -21,6 +21,7 @@ from holdfast.control.supervisor.early_launch import NO_FLOW
 from holdfast.errors import HistoryError, NoJob
 from holdfast.exit_codes import CONTROLLER_DIED, DETACHED, FAILED, INTERRUPTED, OPERATOR_ERROR, status_of
 from holdfast.history import holder_of, queries
+from holdfast.history.lease import this_host
 from holdfast.history.models import Job, Request
 from holdfast.history.store import History
 
@@ -130,7 +131,16 @@ class JobWatcher:
         if signals.detach and self.flow is not None:
             signals.detach = False
             self.flow.detach()
-        return status is not None or (self.view is not None and (self._is_over(self.view) or self.enough(self.view)))
+        if status is not None and not self._is_ended_by_launcher():
+            return True
+        return self.view is not None and (self._is_over(self.view) or self.enough(self.view))
+
+    def _is_ended_by_launcher(self) -> bool:
+        """Return whether the flow's launcher is about to end the job: it outlives a flow that never took control."""
+        view = self.view
+        if view is None or view.ended or view.holder is None:
+            return False
+        return view.holder.host == this_host() and not view.holder.flow_run
 
     def _is_over(self, view: JobView) -> bool:
         """Return whether nothing follows: when the job has ended, its controller still ends processes before it releases its lease."""
