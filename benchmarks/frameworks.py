@@ -5,9 +5,9 @@
 The same small GPT on two gloo ranks of this machine. Each round runs each script by `torchrun`, without the lines about Holdfast, and by
 `holdfast run`, in turns: the overhead is the ratio of the median times of a step, of rank 0 and without the first twenty steps. Then each
 script runs once more by `holdfast run` and rank 1 is killed (SIGKILL) at a random step of its second third. Measured from the kill until
-rank 0 has ended the first step that it had not ended before; "steps lost" counts those that it had to compute again. The final weights
-are compared bit by bit with those of a run without the fault. Lines are counted between the plain script and the other one, without
-imports. A checkpoint on disk is due every 100 steps, snapshots in memory as the job chooses. Nothing is simulated.
+the next process of rank 1 has ended the first step that the killed one had not; "steps lost" counts those that it computed again. The
+final weights are compared bit by bit with those of a run without the fault. Lines are counted between the plain script and the other one,
+without imports. A checkpoint on disk is due every 100 steps, snapshots in memory as the job chooses. Nothing is simulated.
 """
 
 from __future__ import annotations
@@ -147,14 +147,13 @@ def disturbed(framework: str, number: int, place: Path, home: Path, steps: int) 
     killed = time.time()
     os.kill(victim.pid, signal.SIGKILL)
     run.end()
-    before = [one for one in run.marks(0) if one.at <= killed]
-    done = max(one.step for one in before)
-    new = next(one for one in run.marks(0) if one.at > killed and one.step > done)
-    again = [one.step for one in run.marks(0) if one.at > killed and one.step <= done]
-    if {one.pid for one in run.marks(1)} == {victim.pid}:
+    done = max(one.step for one in run.marks(1) if one.pid == victim.pid)
+    after = [one for one in run.marks(1) if one.pid != victim.pid]
+    if not after:
         raise RuntimeError(f"{framework}: rank 1 has no second process: the kill came too late")
-    print(f"{framework}, killed at step {at}: new step after {new.at - killed:.2f} s, {len(again)} lost", flush=True)
-    return new.at - killed, len(again), run.weights()
+    new, lost = next(one for one in after if one.step > done), done - (after[0].step - 1)
+    print(f"{framework}, killed at step {at}: new step after {new.at - killed:.2f} s, {lost} lost", flush=True)
+    return new.at - killed, lost, run.weights()
 
 
 def measure(frameworks: list[str], rounds: int, place: Path, steps: int) -> dict[str, Any]:
