@@ -22,7 +22,7 @@ BUILD_SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict 2>&1 | { grep -
 
 PREFECT_TESTS ?= tests/integration/test_deployment.py tests/integration/test_cluster_health.py tests/integration/test_prefect_shows.py
 
-.PHONY: help install demo test durations test-prefect check docs conformance bench lock clean
+.PHONY: help install demo test durations test-prefect check docs conformance matrix bench lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -59,6 +59,9 @@ docs: $(VENV)/.dev  ## Write the generated pages in docs/ anew, and build the si
 
 conformance: $(VENV)/.dev  ## Run PyTorch's own tests over managed groups (minutes); ARGS=--update writes the list of what passes
 	@$(BIN)/python -m tests.conformance $(ARGS)
+
+matrix: $(VENV)/.dev  ## Run the tests of the runtime with each supported torch (10 minutes and 6 GB each); VERSIONS="2.14 2.15" for some, KEEP=1 keeps environments
+	@$(BIN)/python -m tests.matrix $(if $(KEEP),--keep) $(if $(PYTHON),--python "$$(command -v $(PYTHON))") $(VERSIONS)
 
 bench: $(VENV)/.all  ## Measure what the README claims; results in build/bench/
 	@mkdir -p build/bench

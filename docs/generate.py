@@ -16,6 +16,7 @@ from docs.generator.fields import cluster_file_page, job_file_page, policy_file_
 from docs.generator.metrics import metrics_page
 from docs.generator.protocol import protocol_page
 from docs.generator.states import states_page
+from docs.generator.torch_versions import torch_versions_page
 from holdfast.spec.json_schemas import FOLDER, SCHEMAS, text_of
 
 DOCS: Final = Path(__file__).parent
@@ -33,6 +34,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "reference/states.md": states_page,
     "reference/protocol.md": protocol_page,
     "reference/conformance.md": conformance_page,
+    "reference/torch-versions.md": torch_versions_page,
     **fault_pages(),
 }
 """Generated page, by its path below docs/, to what draws it."""
