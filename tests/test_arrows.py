@@ -43,6 +43,7 @@ LEAVES = (
     "holdfast.redaction",
     "holdfast.source_tree",
     "holdfast.tensor_layout",
+    "holdfast.torch_versions",
 )
 """Standard library only, so that everything may stand on them."""
 
@@ -79,6 +80,7 @@ ARROWS = (
             "holdfast.process",
             "holdfast.protocol",
             "holdfast.tensor_layout",
+            "holdfast.torch_versions",
         ),
         theirs=("torch",),
     ),

@@ -17,7 +17,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from holdfast.runtime import world
 from holdfast.runtime.agent_client import link
-from holdfast.runtime.groups import first_exchanges
+from holdfast.runtime.groups import first_exchanges, torch_interface
 from holdfast.runtime.groups.backends import NCCL_ABORT, nccl_can_abort
 from holdfast.runtime.groups.dry_run import DryRun
 from holdfast.runtime.groups.membership import GroupGeneration, MembershipManager, devices, devices_of, install, installed
@@ -148,6 +148,9 @@ def _why_never() -> str:
         return "no agent of Holdfast started this process"
     if environment.get("HOLDFAST_GROUPS") == "stock":
         return integration_level.STOCK
+    lacking = torch_interface.missing()
+    if lacking:
+        return f"torch {torch.__version__} has no {lacking}, which managed groups need"
     version = _nccl()
     if version is not None and not nccl_can_abort(version):
         found, needed = (".".join(map(str, one)) for one in (version, NCCL_ABORT))
@@ -175,6 +178,7 @@ def _why_not_with(arguments: Mapping[str, Any]) -> str:
         "backend 'nccl' without a GPU": "nccl" in backend and not torch.cuda.is_available(),
         "`pg_options`, which a repaired group would not have": "pg_options" in given and "nccl" in backend,
         "`_ranks`": bool(given.get("_ranks")),
+        "`enable_reconfigure`, by which the script repairs its groups itself": bool(given.get("enable_reconfigure")),
     }
     return next((f"init_process_group() is given {what}" for what, applies in reasons.items() if applies), "")
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from holdfast.probe.readiness.findings import Baseline, Facts, Found, ReadinessFinding, ReadinessState, blind, gpus_of, minor
 from holdfast.report.wording import plural
+from holdfast.torch_versions import untested
 
 MB, GB = 10**6, 10**9
 DISK_MIN, DISK_ENOUGH = 50 * MB, 1 * GB
@@ -201,6 +202,8 @@ def _torch(one: Facts, usual: Baseline) -> Found:
     yield from wrong
     if torch["version"] != usual.torch:
         yield ReadinessState.MISSING, f"torch {torch['version']}, most nodes have {usual.torch}", "Install one version on all nodes"
+    elif not wrong and (text := untested(torch["version"])):
+        yield ReadinessState.DEGRADED, text, f"Install one of these for {INTERPRETER}, or try it with a short job first"
     elif not wrong:
         yield ReadinessState.OK, f"torch {torch['version']}", ""
 

@@ -20,6 +20,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from holdfast.runtime.groups import torch_interface
+
 Future: TypeAlias = torch.futures.Future[Any]
 
 MAX_REASON: Final = 500
@@ -45,8 +47,11 @@ def skip_compilation(*functions: Callable[..., object]) -> None:
     """Have ``torch.compile`` leave *functions*, and what they call, as they are.
 
     torch calls a group's methods from C++ in the middle of compiled code, for example where DDP broadcasts buffers, and would compile them
-    as well. The decorator ``torch.compiler.disable`` does the same and imports the compiler for it, which takes a second.
+    as well. The decorator ``torch.compiler.disable`` does the same and imports the compiler for it, which takes a second. A torch that
+    lacks what is called here has no managed groups, and nothing to leave.
     """
+    if torch_interface.missing():
+        return
     frames = torch._C._dynamo.eval_frame  # noqa: SLF001 (what the decorator calls)
     skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)  # noqa: SLF001 (as above)
     for one in functions:

@@ -18,7 +18,6 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import distributed_c10d as c10d
 
 from holdfast.runtime.groups.backends import BackendGroup
@@ -433,17 +432,17 @@ class ManagedGroup(dist.ProcessGroup):
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.all_gather`."""
-        lists, inputs, opts = [list(one) for one in outputs], _as_list(inputs), opts or AllgatherOptions()
+        lists, inputs, opts = [list(one) for one in outputs], _as_list(inputs), opts or c10d.AllgatherOptions()
         return self._run("allgather", _flat(lists), inputs, lambda backend: backend.allgather(lists, inputs, opts))
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.all_gather_coalesced`."""
-        lists, inputs, opts = [list(one) for one in outputs], _as_list(inputs), opts or AllgatherOptions()
+        lists, inputs, opts = [list(one) for one in outputs], _as_list(inputs), opts or c10d.AllgatherOptions()
         return self._run("allgather_coalesced", _flat(lists), inputs, lambda backend: backend.allgather_coalesced(lists, inputs, opts))
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.all_gather_into_tensor`."""
-        opts = opts or AllgatherOptions()
+        opts = opts or c10d.AllgatherOptions()
         return self._run("all_gather_single", [output], [tensor], lambda backend: backend._allgather_base(output, tensor, opts))  # noqa: SLF001
 
     _allgather_base = all_gather_single

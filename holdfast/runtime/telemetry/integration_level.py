@@ -10,11 +10,13 @@ import sys
 from contextlib import suppress
 from typing import Any, Final
 
+import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from holdfast.runtime.agent_client import link
 from holdfast.runtime.groups.membership import installed
+from holdfast.torch_versions import untested
 
 MANAGED: Final = "process groups and state are managed: a lost rank is replaced, and the other ranks keep their processes"
 RESTART_STATE: Final = "after a fault all ranks restart from the newest step in memory or on disk"
@@ -75,7 +77,8 @@ def _await_session() -> None:
 
 
 def _say(level: str, text: str) -> None:
-    """Say it on rank 0 of a job of Holdfast, unless that is what was said last."""
+    """Say it on rank 0 of a job of Holdfast, unless that is what was said last; and that this version of torch is untested, if so."""
+    text = "; ".join(filter(None, (text, untested(torch.__version__))))
     if not link().attached or os.environ.get("RANK") != "0" or os.environ.get("HOLDFAST_HOT_SPARE") or _said[-1:] == [text]:
         return
     _said.append(text)
