@@ -15,6 +15,8 @@ from packaging.utils import NormalizedName, canonicalize_name
 from packaging.version import Version
 
 from holdfast import __version__
+from holdfast.torch_versions import untested
+from tests.matrix.results import INTEGRATION, LEVELS, RUNTIME, VERSIONS, read
 
 ROOT = Path(__file__).parent.parent
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -81,6 +83,17 @@ def test_torch_is_locked_without_a_local_version() -> None:
     """An index with CPU builds and one with CUDA builds both satisfy it."""
     assert versions()[canonicalize_name("torch")] == Version("2.13.0")
     assert versions()[canonicalize_name("torch")].local is None
+
+
+def test_every_supported_torch_is_in_the_matrix_and_no_other() -> None:
+    """What pip installs, what `make matrix` runs, and what is not called untested are the same versions."""
+    (need,) = (one for one in wanted() if one.name == "torch")
+    minors = [f"2.{minor}" for minor in range(9, 18)]
+    assert [one for one in minors if f"{one}.1" in need.specifier] == list(VERSIONS)
+    assert [one for one in minors if not untested(f"{one}.0+cu132")] == list(VERSIONS)
+    assert all(one.key[0] in VERSIONS and set(one.levels) == set(LEVELS) for one in read())
+    assert all((ROOT / "tests/integration" / name).is_file() for name in INTEGRATION)
+    assert all((ROOT / "tests/runtime" / name).is_file() for name in RUNTIME)
 
 
 def test_a_node_needs_no_package() -> None:

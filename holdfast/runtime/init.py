@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,8 +26,6 @@ from holdfast.runtime.process.hot_spare import Roles
 from holdfast.runtime.process.launcher import original
 from holdfast.runtime.telemetry import ddp_determinism, integration_level
 from holdfast.runtime.telemetry.rank_status import answer_queries
-
-_log: Final = logging.getLogger("holdfast.runtime")
 
 
 class GroupsNotManaged(RuntimeError):
@@ -61,8 +58,7 @@ def join() -> None:
     why = _why_never()
     if why:
         _end_hot_spare(why)
-        if environment.get("RANK") == "0" and link().attached:
-            _log.warning("%s: the groups are torch's own, and after a fault all ranks are restarted", why)
+        integration_level.groups_are_stock(why)
         world.join(device)
         return
     if device.index is not None:

@@ -115,10 +115,8 @@ def _run_tests(interpreter: Path, arguments: Sequence[str], log: Path) -> Outcom
 def _outcomes(report: Path) -> Outcomes:
     found: Outcomes = {}
     for case in ET.parse(report).getroot().iter("testcase"):  # noqa: S314 (pytest wrote it)
-        if not case.get("file"):  # a file that could not be read: its name is that of a module
-            name = f"{(case.get('name') or '').replace('.', '/')}.py"
-        else:
-            name = f"{case.get('file')}::{case.get('name')}"
+        file, test = case.get("file"), case.get("name") or ""
+        name = f"{file}::{test}" if file else f"{test.replace('.', '/')}.py"  # a file that could not be read is named as a module
         wrong = next((one for one in case if one.tag in ("failure", "error")), None)
         skip = case.find("skipped")
         if wrong is not None:

@@ -13,6 +13,8 @@ import torch.distributed as dist
 
 import holdfast
 from holdfast.runtime import world
+from holdfast.torch_versions import untested
+from tests.mentions import mentions
 from tests.runtime.flow_double import SCRIPTS, UNTIL, Job
 from tests.runtime.ranks import ROOT
 
@@ -82,6 +84,17 @@ def test_an_nccl_that_cannot_be_aborted_costs_managed_groups_and_one_warning(job
     assert flow.of("exception") == flow.of("groups") == flow.of("broken") == []
     logs = [(flow.folder / f"rank-{rank}.log").read_text() for rank in range(3)]
     assert [log.count("NCCL 2.27.9") for log in logs] == [1, 0, 0]
+
+
+def test_a_torch_that_lacks_what_managed_groups_need_trains_with_its_own(job: Job) -> None:
+    """The attribute that is missing is named, and that the version is untested; nothing raises."""
+    flow = job("other-torch", script="joined", ranks=2)
+    ended = flow.finish()
+    assert ended.status == [0] * 2, flow.logs()
+    assert [(one["backend"], one["managed"], one["step"]) for one in ended.told] == [("gloo", False, UNTIL)] * 2
+    assert mentions((flow.folder / "rank-0.log").read_text(), "torch 2.99.0 has no", "_unregister_process_group", "PyTorch's own")
+    assert {one["text"].partition("; ")[2] for one in flow.of("level")} == {untested("2.99.0")}
+    assert flow.of("exception") == flow.of("groups") == []
 
 
 def test_an_nccl_that_can_be_aborted_is_managed(job: Job) -> None:

@@ -44,8 +44,13 @@ def groups_are_managed() -> None:
 
 
 def session_begins(*, grouped: bool) -> None:
-    """Say what the script has reached, now that its state is managed; *grouped*: it has several ranks."""
+    """Say what the script has reached, now that its state is managed; *grouped*: it has several ranks.
+
+    Of a single rank there is nothing to say that a user would not expect, unless its torch is untested.
+    """
     if not grouped:
+        if untested(torch.__version__):
+            _say("managed-state", f"state is managed: {RESTART_STATE}")
         return
     manager = installed()
     if manager is None:

@@ -1,4 +1,7 @@
-"""Joins, sums up, and reports the backend: without an agent, and with an NCCL that cannot be managed (``old-nccl``)."""
+"""Joins, sums up, and reports the backend: without an agent, with an NCCL that cannot be managed (``old-nccl``), with another torch.
+
+``other-torch`` is one that lacks something which managed groups need, and that Holdfast is not tested with.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,9 @@ from holdfast.runtime.groups.membership import membership
 folder, until = Path(sys.argv[1]), int(sys.argv[2])
 if "old-nccl" in sys.argv:
     init._nccl = lambda: (2, 27, 9)
+if "other-torch" in sys.argv:
+    torch.__version__ = "2.99.0"
+    del dist.distributed_c10d._unregister_process_group
 
 holdfast.join()
 rank = int(os.environ["RANK"])
