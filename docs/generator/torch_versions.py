@@ -35,9 +35,9 @@ def torch_versions_page() -> str:
         "## Run it\n",
         "```bash\nmake matrix                   # all versions, one after another\nmake matrix VERSIONS=2.15     # one of them\n"
         "make matrix KEEP=1            # and keep the environments\n```\n",
-        "Each version gets an environment of its own below `build/matrix/`, which is deleted afterwards: 6 GB where torch is built for CUDA.",
+        "Each version gets an environment of its own below `build/matrix/`, which is deleted afterwards: up to 6 GB.",
         "The tests take about 10 minutes on two cores. `make test` and the checks of a change do not run them.\n",
-        "Another version works as far as it has what Holdfast needs: the log of rank 0 and `holdfast node preflight` say that it is untested.",
+        "Another version works as far as it has what is needed: the log of rank 0 and `holdfast node preflight` say that it is untested.",
         "Where managed groups lack something in it, the groups are torch's own, and the log says what is missing.",
         "",
     )

@@ -13,6 +13,7 @@ from holdfast.errors import BadParameters, Problem
 from holdfast.spec import nproc
 from holdfast.spec.cluster import Cluster, LocalCluster
 from holdfast.spec.job import TrainingJob, is_policy_file
+from holdfast.spec.module_check import module_problems
 from holdfast.spec.slurm import SlurmCluster
 
 
@@ -42,8 +43,8 @@ def _local_paths(job: TrainingJob) -> Iterator[Problem]:
     elif job.command is not None:
         yield from _program(job, job.command[0], "command")
     elif job.module is not None:
-        if job.python is not None:
-            yield from _program(job, job.python, "python")
+        wrong = [] if job.python is None else list(_program(job, job.python, "python"))
+        yield from wrong or module_problems(job)
     else:
         yield from _script(job)
     yield from _checkpoints(job)
@@ -51,7 +52,10 @@ def _local_paths(job: TrainingJob) -> Iterator[Problem]:
 
 def _script(job: TrainingJob) -> Iterator[Problem]:
     path = job.inside(job.script or "")
-    if not path.is_file():
+    if path.is_dir():
+        cure = f"Name a script in it, such as `{path.name}/train.py`, or run a package that has a `__main__` by its name, with `module`"
+        yield Problem(field="script", reason=f"{path} is a directory", cure=cure)
+    elif not path.is_file():
         yield Problem(field="script", reason=f"{path} does not exist", cure="Fix the path; it is relative to `workdir`")
     elif not os.access(path, os.R_OK):
         yield Problem(field="script", reason=f"{path} cannot be read", cure="Fix its permissions")

@@ -232,6 +232,16 @@ def test_metadata_that_an_early_python_3_11_wrote_is_read(tmp_path: Path) -> Non
             CheckpointReader(tmp_path)
 
 
+@pytest.mark.parametrize("module", ["pathlib", "pathlib._local"])
+def test_metadata_of_another_python_is_read(tmp_path: Path, module: str) -> None:
+    """Python 3.13 pickles a path, which DCP's metadata holds, under a name that no other version knows."""
+    ours = type(Path("/")).__module__
+    said = pickle.dumps(Metadata({}, planner_data=Path("/step-5")), protocol=2)
+    (tmp_path / METADATA).write_bytes(said.replace(f"c{ours}\nPosixPath".encode(), f"c{module}\nPosixPath".encode()))
+    assert f"c{module}\n".encode() in (tmp_path / METADATA).read_bytes()
+    assert CheckpointReader(tmp_path).read_metadata().planner_data == Path("/step-5")
+
+
 def test_a_state_that_only_code_could_load_is_refused_before_training(tmp_path: Path) -> None:
     """It is reported at the start, with the cure, and not when the job has to resume."""
     with pytest.raises(TypeError, match=r"extra=.*add_safe_globals"):

@@ -32,7 +32,7 @@ def test_a_valid_job_has_no_problems_and_nothing_is_written(fields: dict[str, An
     ("change", "field", "words"),
     [
         ({"script": "trian.py"}, "script", "does not exist"),
-        ({"script": "."}, "script", "does not exist"),
+        ({"script": "."}, "script", "is a directory"),
         ({"workdir": "/nowhere/at/all"}, "workdir", "not a directory"),
         ({"script": None, "command": ["no-such-program-anywhere"]}, "command", "not on PATH"),
         ({"script": None, "command": ["sh"], "env": {"PATH": "/nowhere"}}, "command", "not on PATH"),
@@ -49,6 +49,47 @@ def test_a_valid_job_has_no_problems_and_nothing_is_written(fields: dict[str, An
 def test_missing_files_are_reported(fields: dict[str, Any], change: dict[str, Any], field: str, words: str) -> None:
     """Each by its field."""
     assert words in told(fields | change)[field]
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("gone.deeper", "no module 'gone'"),
+        ("package", "'package' is a package without `__main__`"),
+        ("package.inner", "'package.inner' is a package without `__main__`"),
+        ("package.gone", "'package' has no module 'package.gone'"),
+        ("train.x", "'train' is a module, not a package"),
+        ("train.py", "is a file"),
+        ("train", ""),
+        ("package.part", ""),
+        ("package.inner.part", ""),
+        ("runnable", ""),
+        ("elsewhere", ""),
+        ("own_path.gone", ""),
+        ("json.tool", ""),
+    ],
+)
+def test_a_module_that_cannot_be_run_is_reported_and_none_is_imported(
+    fields: dict[str, Any], tmp_path: Path, module: str, words: str
+) -> None:
+    """As `python -m` looks for it, in PYTHONPATH too; where a package may change its path, nothing is refused."""
+    loud = "raise SystemExit('imported')"
+    for path in (
+        "package/__init__",
+        "package/part",
+        "package/inner/__init__",
+        "package/inner/part",
+        "runnable/__init__",
+        "runnable/__main__",
+    ):
+        (tmp_path / path).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / f"{path}.py").write_text(loud)
+    (tmp_path / "own_path").mkdir()
+    (tmp_path / "own_path/__init__.py").write_text("__path__.append('/somewhere')")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/elsewhere.py").write_text(loud)
+    found = told(fields | {"script": None, "module": module, "env": {"PYTHONPATH": "lib"}})
+    assert words in found["module"] if words else found == {}
 
 
 def test_a_command_may_be_next_to_the_job_file(fields: dict[str, Any], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import torch
@@ -242,6 +242,10 @@ _RECORDS: Final = frozenset(
 """DCP's classes whose objects are created by setting their fields."""
 
 
+_PATHS: Final = {("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")}
+"""What a path is called in a pickle; the second by Python 3.13 alone, whose checkpoints other versions read too."""
+
+
 class _Unpickler(pickle._Unpickler):  # noqa: SLF001 (the one in Python, half as fast: the other has no hook for BUILD)
     """Reads DCP's metadata: its own classes, torch's dtypes and layouts, and nothing that could run code.
 
@@ -267,8 +271,9 @@ class _Unpickler(pickle._Unpickler):  # noqa: SLF001 (the one in Python, half as
                 "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex",
                 "StorageMeta", "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
             },
-            "pathlib": {"PosixPath"},
         }  # fmt: skip
+        if (module, name) in _PATHS:
+            return PosixPath
         if torch_value or name in known.get(module, ()):
             return super().find_class(module, name)
         if (module, name) == ("builtins", "getattr"):
