@@ -20,9 +20,13 @@ PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.t
 # The variable silences a notice about the end of mkdocs 1; warnings end the build, and are shown.
 BUILD_SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict 2>&1 | { grep -v -e '^INFO' -e '^$$' || true; }
 
+# The modules are compiled once, and not in each of a thousand processes.
+RUN_TESTS := scripts/system_packages.sh && $(BIN)/python -m compileall -q holdfast flows tasks policies detectors benchmarks && \
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest $(PARALLEL) --durations=20 -rfEs
+
 PREFECT_TESTS ?= tests/integration/test_deployment.py tests/integration/test_cluster_health.py tests/integration/test_prefect_shows.py
 
-.PHONY: help install demo test durations test-prefect check docs conformance matrix bench lock clean
+.PHONY: help install demo test test-long test-all durations test-prefect check docs conformance matrix bench lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -33,13 +37,17 @@ install: $(VENV)/.all  ## Install Holdfast with all it needs to run into .venv
 demo: $(VENV)/.all  ## Train, break the training three times, and prove that nothing was lost
 	@$(BIN)/holdfast demo $(ARGS)
 
-test: $(VENV)/.dev  ## Run all tests (installs the system packages that they need)
-	@scripts/system_packages.sh
-	@$(BIN)/python -m compileall -q holdfast flows tasks policies detectors benchmarks  # once, and not in each of a thousand processes
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest $(PARALLEL) --durations=20 -rfEs $(ARGS)
+test: $(VENV)/.dev  ## Run the tests, without those marked `long` (installs the system packages that they need)
+	@$(RUN_TESTS) -m "not long" $(ARGS)
+
+test-long: $(VENV)/.dev  ## Run the tests marked `long`: recovery on many hosts, every example, each way to stop a controller
+	@$(RUN_TESTS) -m long $(ARGS)
+
+test-all: $(VENV)/.dev  ## Run all tests
+	@$(RUN_TESTS) $(ARGS)
 
 durations: override ARGS += --record-durations
-durations: test  ## Run all tests and write down how long each file takes: the order of the next runs
+durations: test-all  ## Run all tests and write down how long each file takes: the order of the next runs
 
 test-prefect: $(VENV)/.dev  ## Run the tests of flows and deployments with the newest Prefect that is supported
 	@newest=$$(scripts/newest_prefect.sh $(VENV)) && "$$newest" -m prefect --version && "$$newest" -m pytest $(PARALLEL) $(PREFECT_TESTS) $(ARGS)

@@ -11,6 +11,8 @@ import time
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from holdfast.control.agents.client import AgentClient
 from holdfast.control.agents.reactor import EventQueue
 from holdfast.history import Lease, queries
@@ -54,6 +56,7 @@ def test_a_new_flow_adopts_the_job_and_no_worker_restarts(stage: Stage) -> None:
     assert curve(again) == list(range(1, len(curve(again)) + 1))
 
 
+@pytest.mark.long
 def test_agents_that_remember_more_flows_than_a_restored_history_are_adopted_by_the_first_that_comes(stage: Stage) -> None:
     """The flow takes an epoch above theirs, as the history says that the job is its own: all that it orders is carried out."""
     play = stage.play("restored", args=ENDLESS, **TWO)
@@ -78,6 +81,7 @@ def test_agents_that_remember_more_flows_than_a_restored_history_are_adopted_by_
     assert [one.outcome for one in again.incidents()] == ["recovered"]
 
 
+@pytest.mark.long
 def test_a_flow_whose_output_nobody_reads_any_more_steers_on(stage: Stage) -> None:
     """As after the end of the Prefect worker that started it: rich takes that for a wish to end, in each thread with something to say."""
     play = stage.play("unread", args=ENDLESS, **TWO)
@@ -101,6 +105,7 @@ def test_a_flow_whose_output_nobody_reads_any_more_steers_on(stage: Stage) -> No
     assert [one.outcome for one in again.incidents()] == ["recovered"]
 
 
+@pytest.mark.long
 def test_a_fault_while_no_flow_lives_is_found_by_the_next_one(stage: Stage) -> None:
     """It is in the agent's journal."""
     play = stage.play("between", args=ENDLESS, **TWO)
@@ -115,6 +120,7 @@ def test_a_fault_while_no_flow_lives_is_found_by_the_next_one(stage: Stage) -> N
     assert again.kinds() == ["worker-sigkill"]
 
 
+@pytest.mark.long
 def test_a_node_lost_while_no_flow_lives_is_replaced_by_the_next_one(stage: Stage) -> None:
     """The history says where the ranks should be; the node does not answer."""
     play = stage.play("nodeless", args=ENDLESS, **(TWO | {"spare_nodes": 1}))
@@ -127,6 +133,7 @@ def test_a_node_lost_while_no_flow_lives_is_replaced_by_the_next_one(stage: Stag
     assert [(one.kind, one.action) for one in again.incidents()] == [("node-lost", "replace-node")]
 
 
+@pytest.mark.long
 def test_a_job_that_finished_while_no_flow_lived_is_completed_by_the_next_one(stage: Stage) -> None:
     """Nothing is run twice."""
     play = stage.play("finished", args=["--steps", "30"], **TWO)
@@ -140,6 +147,7 @@ def test_a_job_that_finished_while_no_flow_lived_is_completed_by_the_next_one(st
     assert len(queries.generations(stage.history, again.job.id)) == 1
 
 
+@pytest.mark.long
 def test_a_flow_killed_in_the_middle_of_a_recovery_is_replaced(stage: Stage) -> None:
     """In each state of it: whatever the recovery had done so far, the job goes on and has every step."""
     play = stage.play(
@@ -165,6 +173,7 @@ def has_been_in(play: Play, state: str, seen: int) -> bool:
     return any(move.after == state for move in queries.transitions(play.stage.history, play.job.id)[seen:])
 
 
+@pytest.mark.long
 def test_ranks_that_a_dead_flow_had_stopped_are_started_again(stage: Stage) -> None:
     """The order to stop came through, the flow's note of the fault did not: the history still says RUNNING."""
     play = stage.play("stranded", args=ENDLESS, **TWO)
@@ -182,6 +191,7 @@ def test_ranks_that_a_dead_flow_had_stopped_are_started_again(stage: Stage) -> N
     assert curve(again) == list(range(1, len(curve(again)) + 1))
 
 
+@pytest.mark.long
 def test_a_second_flow_is_refused_and_harms_nothing(stage: Stage) -> None:
     """The lease in the history decides; the refusal names the holder and the cure."""
     play = stage.play("double", args=ENDLESS, **TWO)
@@ -196,6 +206,7 @@ def test_a_second_flow_is_refused_and_harms_nothing(stage: Stage) -> None:
     assert len(queries.generations(stage.history, play.job.id)) == 1
 
 
+@pytest.mark.long
 def test_an_agent_without_a_flow_ends_with_its_workers_when_the_lease_runs_out(stage: Stage) -> None:
     """No flow, no training for ever: what nobody steers must not hold nodes."""
     play = stage.play("lease", args=ENDLESS, **TWO, timeouts={"lease": "2s"})
@@ -204,6 +215,7 @@ def test_an_agent_without_a_flow_ends_with_its_workers_when_the_lease_runs_out(s
     wait_until(lambda: not stage.left(), seconds=30, explain=lambda: str(stage.left()))
 
 
+@pytest.mark.long
 def test_a_job_goes_on_and_recovers_while_the_prefect_server_is_dead(
     stage: Stage, tmp_path: Path, prefect_server: PrefectServer, prefect_database: Path
 ) -> None:
@@ -230,6 +242,7 @@ def test_a_job_goes_on_and_recovers_while_the_prefect_server_is_dead(
     assert killed < time.time()
 
 
+@pytest.mark.long
 def test_a_flow_that_had_answered_an_incident_and_died_before_it_could_say_so_is_replaced(stage: Stage) -> None:
     """The incident is closed in the history, the job's state is still that of its recovery: the ranks are at work, and stay so."""
     play = stage.play("unsaid", args=ENDLESS, **TWO)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from holdfast.history import queries
 from tests.integration.stage import Stage
 from tests.mentions import mentions
+
+pytestmark = pytest.mark.long
 
 EVERY = "os.environ['HOLDFAST_SAVE_EVERY']"
 SAVES = (

@@ -202,6 +202,7 @@ def desk(shared_desk: Desk) -> Desk:
     return shared_desk
 
 
+@pytest.mark.long
 def test_cancel_works_under_another_worker_than_the_one_that_started_the_run(desk: Desk) -> None:
     """As after every restart of the worker's unit."""
     run = desk.submits("worker-restarted")
@@ -214,6 +215,7 @@ def test_cancel_works_under_another_worker_than_the_one_that_started_the_run(des
     run.leaves_nothing()
 
 
+@pytest.mark.long
 def test_cancel_under_the_worker_that_started_the_run_is_not_cut_short_by_its_signal(desk: Desk) -> None:
     """SIGTERM and the state arrive in either order; the job is ended as somebody wanted it, and nothing is left."""
     run = desk.submits("own-worker")
@@ -249,6 +251,7 @@ def test_a_suspended_job_releases_its_nodes_and_the_same_job_continues_when_it_i
     run.leaves_nothing()
 
 
+@pytest.mark.long
 def test_a_fault_while_a_job_is_being_suspended_is_not_fatal(desk: Desk) -> None:
     """A rank is killed in the moment of suspending: the job is suspended all the same, and continues."""
     run = desk.submits("faulty")
@@ -264,6 +267,7 @@ def test_a_fault_while_a_job_is_being_suspended_is_not_fatal(desk: Desk) -> None
     run.reaches("CANCELLED")
 
 
+@pytest.mark.long
 def test_a_suspension_that_runs_out_keeps_the_job_which_the_next_run_continues(desk: Desk) -> None:
     """Prefect fails the flow run, here before its process sees the suspension; nothing of the job is lost with it."""
     run = desk.submits("run-out")
@@ -284,6 +288,7 @@ def test_a_suspension_that_runs_out_keeps_the_job_which_the_next_run_continues(d
     again.reaches("CANCELLED")
 
 
+@pytest.mark.long
 def test_a_controller_that_is_killed_leaves_a_message_that_training_continues(desk: Desk) -> None:
     """The worker finds the process dead; the flow run's state says what that means and what to do, and Retry does it."""
     run = desk.submits("killed")
@@ -318,6 +323,7 @@ def _lease(desk: Desk, run: Run) -> models.Lease:
         return lease
 
 
+@pytest.mark.long
 def test_a_run_without_a_deployment_waits_in_its_process_also_while_the_server_is_restarted(
     tmp_path: Path, prefect_database: Path, flows: Flows
 ) -> None:

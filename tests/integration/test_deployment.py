@@ -26,6 +26,8 @@ from tests.integration.test_prefect_shows import asked
 from tests.mentions import one_line_mentions
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parent.parent.parent
 POOL = "holdfast"
 DEPLOYMENT = "training-job/train"

@@ -14,6 +14,8 @@ from tests.integration.test_memory_recovery import cut_off, replicated
 from tests.mentions import mentions
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 SCRIPT = str(Path(__file__).parents[2] / "examples" / "elastic.py")
 SMALL = ["--width", "16", "--layers", "1", "--heads", "2", "--context", "16", "--bytes", "20000", "--batch", "6", "--steps", "1000000"]
 

@@ -11,6 +11,8 @@ import yaml
 from holdfast.history import queries
 from tests.integration.stage import Stage
 
+pytestmark = pytest.mark.long
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = Path(__file__).with_name("with_pauses.py")
 FILES = sorted(path for path in EXAMPLES.glob("*.yaml") if "script:" in path.read_text())

@@ -6,6 +6,8 @@ import signal
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from holdfast.history import queries
 from holdfast.process import state_of
 from tests.integration.stage import Stage
@@ -62,6 +64,7 @@ def test_a_section_an_exception_a_hang_and_a_stopped_rank_are_told_apart(stage: 
     assert "limit 2.0 s" in hang.reason
 
 
+@pytest.mark.long
 def test_the_same_exception_at_the_same_step_on_another_node_is_the_users_error(stage: Stage) -> None:
     """The job stops after one retry, names the script and shows the traceback; no node is blamed."""
     play = stage.play("broken", args=["--steps", "20", "--each", "if rank == 1 and step == 5: raise KeyError('bad batch')"], **TWO)
@@ -73,6 +76,7 @@ def test_the_same_exception_at_the_same_step_on_another_node_is_the_users_error(
     assert any("KeyError: 'bad batch'" in one.evidence["detail"] for one in queries.faults(stage.history, play.job.id))
 
 
+@pytest.mark.long
 def test_a_script_that_fails_on_all_nodes_at_once_is_stopped_without_a_retry(stage: Stage) -> None:
     """An import error on every rank needs no second look."""
     play = stage.play("typo", args=["--first", "import no_such_module"], **TWO)
@@ -82,6 +86,7 @@ def test_a_script_that_fails_on_all_nodes_at_once_is_stopped_without_a_retry(sta
     assert "no_such_module" in play.reason()
 
 
+@pytest.mark.long
 def test_a_rank_that_is_let_go_on_within_the_grace_is_no_fault(stage: Stage) -> None:
     """A debugger that stops a rank for a moment costs nothing."""
     play = stage.play("debugger", args=["--steps", "40"], **TWO, timeouts={"stopped_process": "5s", "hang_min": "20s"})
@@ -115,6 +120,7 @@ def test_without_a_spare_the_job_goes_on_with_what_is_left(stage: Stage) -> None
     assert queries.generations(stage.history, play.job.id)[-1].world_size == 2
 
 
+@pytest.mark.long
 def test_below_its_least_width_the_job_waits_until_a_node_is_back(stage: Stage) -> None:
     """Capacity that comes back is taken within seconds; so is a node that the job had all the time, and that was off meanwhile."""
     play = stage.play("waits", args=["--steps", "60"], nnodes=3, nproc_per_node=1)
@@ -130,6 +136,7 @@ def test_below_its_least_width_the_job_waits_until_a_node_is_back(stage: Stage) 
     assert [(one.action, one.outcome) for one in play.incidents()] == [("wait-for-capacity", "recovered")]
 
 
+@pytest.mark.long
 def test_a_job_that_waits_too_long_fails_with_the_reason(stage: Stage) -> None:
     """The reason says what was tried."""
     timeouts = {"recovery": {"wait_for_capacity": "1s"}}
@@ -140,6 +147,7 @@ def test_a_job_that_waits_too_long_fails_with_the_reason(stage: Stage) -> None:
     assert "wait-for-capacity" in play.reason()
 
 
+@pytest.mark.long
 def test_a_job_that_never_steps_is_restarted_then_fails(stage: Stage) -> None:
     """Three recoveries without a step are enough."""
     play = stage.play(
@@ -154,6 +162,7 @@ def test_a_job_that_never_steps_is_restarted_then_fails(stage: Stage) -> None:
     assert play.incidents()[-1].outcome == "failed"
 
 
+@pytest.mark.long
 def test_a_fault_in_the_middle_of_a_recovery_is_part_of_it(stage: Stage) -> None:
     """A worker that dies again while the job resumes costs another attempt of the same incident."""
     first = "if generation == 2 and rank == 1: os.kill(os.getpid(), signal.SIGKILL)"
@@ -165,6 +174,7 @@ def test_a_fault_in_the_middle_of_a_recovery_is_part_of_it(stage: Stage) -> None
     assert [step.step for step in queries.curve(stage.history, play.job.id)] == list(range(1, 41))
 
 
+@pytest.mark.long
 def test_a_script_that_always_dies_fails_within_its_budget(stage: Stage) -> None:
     """A broken script never loops."""
     play = stage.play("loops", args=["--first", "os.kill(os.getpid(), signal.SIGABRT)"], **TWO)
@@ -172,6 +182,7 @@ def test_a_script_that_always_dies_fails_within_its_budget(stage: Stage) -> None
     assert len(queries.generations(stage.history, play.job.id)) <= 5
 
 
+@pytest.mark.long
 def test_a_script_that_knows_nothing_of_holdfast_runs_and_is_restarted(stage: Stage, tmp_path: Path) -> None:
     """It resumes in its own way; binary output harms nobody."""
     kept = tmp_path / "runs"
@@ -190,6 +201,7 @@ def test_a_script_that_knows_nothing_of_holdfast_runs_and_is_restarted(stage: St
     assert play.kinds() == ["worker-exit-code"]
 
 
+@pytest.mark.long
 def test_a_command_that_cannot_be_started_is_told_and_fails_the_job(stage: Stage) -> None:
     """The reason has the system's own words."""
     play = stage.play("nothing", command=["/no/such/program"], **TWO)
@@ -197,6 +209,7 @@ def test_a_command_that_cannot_be_started_is_told_and_fails_the_job(stage: Stage
     assert "No such file" in play.reason()
 
 
+@pytest.mark.long
 def test_more_nodes_than_there_are_is_refused_with_the_cure(stage: Stage) -> None:
     """Nothing is started, nothing is left."""
     play = stage.play("many", nnodes=9, nproc_per_node=1)
@@ -204,6 +217,7 @@ def test_more_nodes_than_there_are_is_refused_with_the_cure(stage: Stage) -> Non
     assert mentions(play.reason(), "9 node(s)", "cluster 'stage'", "3 free")
 
 
+@pytest.mark.long
 def test_a_stop_ends_the_workers_gently(stage: Stage) -> None:
     """A person's request is carried out within the grace, and the state is CANCELLED."""
     first = "signal.signal(signal.SIGTERM, lambda *_: (print('saved before leaving', flush=True), sys.exit(0)))"
@@ -213,6 +227,7 @@ def test_a_stop_ends_the_workers_gently(stage: Stage) -> None:
     assert "saved before leaving" in play.log()
 
 
+@pytest.mark.long
 def test_a_script_that_exits_0_at_once_is_completed_with_a_remark(stage: Stage, tmp_path: Path) -> None:
     """It may be all there was to do; if not, the remark says where to look."""
     script = tmp_path / "nothing.py"

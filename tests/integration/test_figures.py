@@ -15,6 +15,8 @@ from tests.integration.conftest import PrefectServer
 from tests.integration.test_run_command import Place, gone
 from tests.mentions import mentions
 
+pytestmark = pytest.mark.long
+
 TRAIN = """
 import os, pathlib, signal, time
 {imports}

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -20,6 +21,8 @@ from holdfast.runtime.checkpoint_writer.service import NAME
 from tests.integration.stage import Play, Stage
 from tests.mentions import mentions
 from tests.waiting import wait_until
+
+pytestmark = pytest.mark.long
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 COPIES = str(Path(__file__).with_name("copies.py"))

@@ -7,11 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from holdfast.history import approvals, cordons, queries
 from tests.integration.stage import BOOTED, Play, Stage
 from tests.mentions import mentions
 from tests.monitors import is_read
 from tests.waiting import wait_until
+
+pytestmark = pytest.mark.long
 
 ECC = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
 EACH = f"if node == 'node-0' and step == 5: raise RuntimeError({ECC!r})"

@@ -7,8 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from holdfast.history import queries
 from tests.integration.stage import Stage
+
+pytestmark = pytest.mark.long
 
 SCRIPT = Path(__file__).parents[1] / "runtime" / "scripts" / "lightning_trainer.py"
 GATES = (4, 7, 10)

@@ -186,6 +186,7 @@ def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage, undistu
     assert stage.kept() == []
 
 
+@pytest.mark.long
 def test_copies_under_torchs_own_groups_go_on_from_memory_too(stage: Stage, alone: Callable[..., None]) -> None:
     """There is no vote and nobody stays: new processes find the newest step that all have whole, position and generators with it."""
     script, undisturbed = Path(__file__).with_name("copies.py"), stage.home / "undisturbed.json"
@@ -200,6 +201,7 @@ def test_copies_under_torchs_own_groups_go_on_from_memory_too(stage: Stage, alon
     assert json.loads(undisturbed.read_text()) == result(stage, "broken-rank")
 
 
+@pytest.mark.long
 def test_what_is_lost_in_memory_comes_from_the_disk(stage: Stage, undisturbed: dict[str, Any]) -> None:
     """A node is lost together with the one that has its replica, then all nodes that hold anything: each time to the newest checkpoint."""
     stage.widen(RACKS)
@@ -236,6 +238,7 @@ def test_what_is_lost_in_memory_comes_from_the_disk(stage: Stage, undisturbed: d
     assert stage.kept() == []
 
 
+@pytest.mark.long
 def test_the_loss_of_a_replica_is_told_and_made_good(stage: Stage, undisturbed: dict[str, Any]) -> None:
     """Training goes on as if nothing had been; soon the node that lost its replica can be lost itself, for a step at most."""
     stage.widen(RACKS)
@@ -265,6 +268,7 @@ def test_the_loss_of_a_replica_is_told_and_made_good(stage: Stage, undisturbed: 
     assert stage.kept() == []
 
 
+@pytest.mark.long
 def test_replicas_that_lag_cost_steps_and_not_the_job(stage: Stage, undisturbed: dict[str, Any]) -> None:
     """Snapshots wait for them, so that those who live still have the step that is the newest replica of the lost node."""
     memory = {**ALWAYS["memory"], "bandwidth": "200KB"}

@@ -6,11 +6,15 @@ import sys
 import time
 from typing import Any
 
+import pytest
+
 from holdfast.history import queries
 from holdfast.policies.uptime import LEAST
 from tests.integration.stage import Play, Stage
 from tests.mentions import mentions
 from tests.waiting import wait_until
+
+pytestmark = pytest.mark.long
 
 TWO = {"nnodes": 2, "nproc_per_node": 1}
 TICKING = "import time\nwhile True: print('tick', flush=True); time.sleep(0.2)"

@@ -23,6 +23,8 @@ from tests.integration.test_prefect_shows import asked
 from tests.mentions import mentions, one_line_mentions
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 RUN = """
 from holdfast.flows.node_repair import node_repair

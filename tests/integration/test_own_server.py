@@ -16,6 +16,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 from websockets.typing import Subprotocol
@@ -23,6 +24,8 @@ from websockets.typing import Subprotocol
 from holdfast.history import History, queries
 from holdfast.testing.orphans import leftovers
 from tests.waiting import wait_until
+
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 120

@@ -24,6 +24,8 @@ from tests.integration.test_takeover_flow import begun, goes_on, newest, recover
 from tests.mentions import mentions, one_line_mentions
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 SPARE = {"nnodes": 2, "nproc_per_node": 1, "spare_nodes": 1, "hot_spares": 0}
 
 

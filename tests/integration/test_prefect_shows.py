@@ -20,6 +20,8 @@ from tests.integration.stage import Play, Stage
 from tests.mentions import mentions, one_line_mentions
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 PATIENCE = 100.0
 """Seconds: a Prefect server on SQLite may wait a whole minute for its own database."""
 TWO = {"nnodes": 2, "nproc_per_node": 1, "spare_nodes": 1}

@@ -6,11 +6,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchmarks import troubles
 from holdfast.history import models, queries
 from tests.integration.stage import Play, Stage
 from tests.mentions import mentions
 from tests.waiting import wait_until
+
+pytestmark = pytest.mark.long
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "train_troubled.py"
 THREE = {"nnodes": 3, "nproc_per_node": 1}

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from holdfast.history import FaultRecord, approvals, cordons, queries
 from holdfast.history.health_samples import save_sweep
 from holdfast.history.models import ApprovalRequest
@@ -19,6 +21,8 @@ from tests.integration.stage import BOOTED, Play, Stage
 from tests.mentions import mentions, one_line_mentions
 from tests.monitors import is_read
 from tests.waiting import wait_until
+
+pytestmark = pytest.mark.long
 
 OFF_BUS = "Nov 21 10:00:01 n0 kernel: NVRM: Xid (PCI:0000:18:00): 79, pid=42, GPU has fallen off the bus.\n"
 CLUSTER = "name: stage\nnodes: 1\n"

@@ -187,6 +187,7 @@ pathlib.Path(f"shown-{os.environ['RANK']}").write_text(os.environ["CUDA_VISIBLE_
 """
 
 
+@pytest.mark.long
 def test_local_nodes_share_no_gpu(place: Place) -> None:
     """Two GPUs for three nodes: two nodes train, each with its own; a job for three is refused before anything starts, with advice."""
     place.environment["CUDA_VISIBLE_DEVICES"] = "6,7"
@@ -204,6 +205,7 @@ def test_local_nodes_share_no_gpu(place: Place) -> None:
     gone(place)
 
 
+@pytest.mark.long
 def test_a_program_reads_how_it_went(place: Place) -> None:
     """From the start to the end, one object a line."""
     status, said = place.done("run", place.job("quick", "print('trained')\n"), "--json")
@@ -225,6 +227,7 @@ with holdfast.session(model=model, optimizer=torch.optim.SGD(model.parameters(),
 """
 
 
+@pytest.mark.long
 def test_a_complete_job_that_runs_again_says_so(place: Place) -> None:
     """Status 0, at which step it was complete, and what to do; with more steps it trains on from there."""
     name = place.job("done", TRAINS, 'args: ["3"]\n')
@@ -253,6 +256,7 @@ with holdfast.session(model=model, optimizer=torch.optim.SGD(model.parameters(),
 """
 
 
+@pytest.mark.long
 def test_the_size_of_steps_gets_from_the_worker_to_the_page(place: Place) -> None:
     """Tokens as the script reports them, samples as the Loader knows them: history, watching, `status` and report."""
     status, said = place.done("run", place.job("sized", COUNTED), "--json")
@@ -281,6 +285,7 @@ def ended(place: Place, job: str) -> dict[str, Any]:
     return record
 
 
+@pytest.mark.long
 def test_the_users_own_error_ends_the_job_with_its_traceback(place: Place) -> None:
     """Status 1, the traceback, and where all of it stands."""
     status, said = place.done("run", place.job("wrong-division", "def train():\n    return 1 / 0\n\ntrain()\n"))
@@ -303,6 +308,7 @@ def test_ctrl_c_stops_the_job(place: Place) -> None:
     gone(place)
 
 
+@pytest.mark.long
 def test_ctrl_c_before_the_job_began_leaves_nothing(place: Place) -> None:
     """While the flow still starts."""
     child = place.start("run", place.job("early", NAP))
@@ -315,6 +321,7 @@ def test_ctrl_c_before_the_job_began_leaves_nothing(place: Place) -> None:
     assert place.pid() == ""
 
 
+@pytest.mark.long
 def test_ctrl_c_while_the_agents_come_up_leaves_nothing(place: Place) -> None:
     """An agent that was begun and not yet spoken to ends as well."""
     child = place.start("run", place.job("begun", NAP))
@@ -326,6 +333,7 @@ def test_ctrl_c_while_the_agents_come_up_leaves_nothing(place: Place) -> None:
     gone(place)
 
 
+@pytest.mark.long
 def test_a_second_ctrl_c_stops_a_stubborn_job_at_once(place: Place) -> None:
     """Its workers ignore SIGTERM, its grace is an hour; no process is left."""
     child = place.start("run", place.job("stubborn", STUBBORN, "timeouts: {termination_grace: 1h}\n"))
@@ -340,6 +348,7 @@ def test_a_second_ctrl_c_stops_a_stubborn_job_at_once(place: Place) -> None:
     gone(place)
 
 
+@pytest.mark.long
 def test_a_terminal_that_goes_away_leaves_the_job_alone(place: Place) -> None:
     """What rank 0 writes scrolls away above the picture. SIGHUP ends the watcher only; the job trains to its end."""
     name = place.job("lonely", "print('good night')\n" + NAP)
@@ -406,6 +415,7 @@ def test_a_recovery_is_visible_as_it_happens(place: Place) -> None:
     gone(place)
 
 
+@pytest.mark.long
 def test_a_killed_flow_is_told_adopted_and_stopped(place: Place) -> None:
     """Status 4 says that training goes on; the same command reattaches to the very worker; `stop` ends it."""
     name = place.job("kept", NAP)
@@ -432,6 +442,7 @@ def test_a_killed_flow_is_told_adopted_and_stopped(place: Place) -> None:
     gone(place)
 
 
+@pytest.mark.long
 def test_a_command_that_is_told_to_let_go_passes_it_on_and_ends_without_its_job(place: Place) -> None:
     """Status 6, said in a sentence; the same command reattaches to the very worker."""
     name = place.job("let", NAP)
@@ -451,6 +462,7 @@ def test_a_command_that_is_told_to_let_go_passes_it_on_and_ends_without_its_job(
     gone(place)
 
 
+@pytest.mark.long
 def test_a_flow_that_is_told_to_let_go_before_it_has_imported_prefect_does_so(place: Place) -> None:
     """Its status says so, and it has begun no job."""
     spec = place.folder / "spec.json"
@@ -466,6 +478,7 @@ def test_a_flow_that_is_told_to_let_go_before_it_has_imported_prefect_does_so(pl
     assert place.state("early") == ""
 
 
+@pytest.mark.long
 def test_a_command_that_is_told_to_let_go_at_once_ends_without_its_job(place: Place) -> None:
     """It passes that on to a flow that has not imported Prefect yet; the job continues if its launcher has submitted it already."""
     child = place.start("run", place.job("sooner", NAP))
@@ -486,6 +499,7 @@ def hears(pid: int, number: int) -> bool:
     return bool(int(caught.split()[1], 16) & 1 << (number - 1))
 
 
+@pytest.mark.long
 def test_a_job_without_a_flow_is_stopped_all_the_same(place: Place) -> None:
     """`stop` takes the lease, ends the agents and records it."""
     child = place.start("run", place.job("orphan", NAP))
@@ -500,6 +514,7 @@ def test_a_job_without_a_flow_is_stopped_all_the_same(place: Place) -> None:
     assert "had already ended" in place.done("stop", "orphan")[1]
 
 
+@pytest.mark.long
 def test_a_flow_that_cannot_start_is_told_with_its_last_words(place: Place) -> None:
     """Status 1: the job never began, or was ended where its ranks had started meanwhile."""
     broken = place.folder / "broken"

@@ -14,6 +14,8 @@ from prefect.flows import flow
 from holdfast.prefect_client.own_flow_run import set_message_while_suspended
 from tests.integration.conftest import PrefectServer
 
+pytestmark = pytest.mark.long
+
 SAVED = "saved at step 8; resume continues from there"
 
 

@@ -10,6 +10,8 @@ from benchmarks.simulated.job import SimulatedJob
 from holdfast.history import queries
 from tests.integration.conftest import PrefectServer
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize(("nodes", "lost"), [(16, 2), (64, 10)])
 def test_every_node_that_is_left_gets_its_orders_when_many_are_lost_at_once(

@@ -134,6 +134,7 @@ def test_a_job_asks_for_nodes_recovers_on_them_is_put_back_into_the_queue_and_le
     assert stage.allocations("plain-in-slurm") == []
 
 
+@pytest.mark.long
 def test_a_lost_node_gives_way_to_the_spare_one_and_a_further_allocation_to_the_next(stage: SlurmStage) -> None:
     """A missing node is requested anew at once; a node that is cordoned is drained in Slurm, and given back when it is uncordoned."""
     play = stage.play("lost-in-slurm", args=["--steps", "100000", "--each", TOGETHER], **TWO, spare_nodes=1)
@@ -168,6 +169,7 @@ def test_a_lost_node_gives_way_to_the_spare_one_and_a_further_allocation_to_the_
     assert stage.allocations("lost-in-slurm") == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)  # torch is imported six times, which a busy machine takes minutes for
 def test_what_an_allocation_leaves_undone_is_done_in_the_next_one_to_the_bit(
     stage: SlurmStage, alone: Callable[..., None], tmp_path: Path
@@ -203,6 +205,7 @@ def test_what_an_allocation_leaves_undone_is_done_in_the_next_one_to_the_bit(
     assert json.loads(results.read_text()) == json.loads((tmp_path / "alone.json").read_text())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_job_that_gives_way_to_a_more_urgent_one_is_saved_and_goes_on_when_that_is_over(stage: SlurmStage) -> None:
     """Slurm tells every process of it to end, at once, and leaves it ten seconds: nothing is lost, though nothing was saved before."""
@@ -235,6 +238,7 @@ def test_a_job_that_gives_way_to_a_more_urgent_one_is_saved_and_goes_on_when_tha
     play.stops()
 
 
+@pytest.mark.long
 def test_a_job_that_is_run_inside_of_an_allocation_uses_it_and_ends_saved_before_it(stage: SlurmStage) -> None:
     """Who made the allocation ends it, and learns by a status of its own that the job is to go on. A machine that goes down leaves all."""
     sleep = ["--parsable", "--nodes=2", "--exclusive", "--job-name=mine", "--output=/dev/null", "--wrap", "sleep 1000"]
@@ -287,6 +291,7 @@ def shown(stage: SlurmStage, number: str) -> str:
     return stage.slurm.run("scontrol", "show", "job", number)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("status", "restarts"), [(5, 1), (3, 0)])
 def test_a_script_queues_itself_again_after_the_end_of_its_time_and_not_after_a_stop(status: int, restarts: int, stage: SlurmStage) -> None:
     """As the status of `holdfast run` tells it; what gives which is seen above."""
@@ -302,6 +307,7 @@ def test_a_script_queues_itself_again_after_the_end_of_its_time_and_not_after_a_
     assert restarts or "JobState=FAILED" in shown(stage, number)
 
 
+@pytest.mark.long
 def test_an_orchestrator_that_is_a_batch_job_hands_over_before_its_time_ends_and_no_rank_notices(stage: SlurmStage) -> None:
     """Its own node is none to train on; a second one goes on, and the first is queued again. Slurm's SIGTERM is no wish to stop the job."""
     program(stage, "holdfast", f'exec {sys.executable} -P -m holdfast "$@"')

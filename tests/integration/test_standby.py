@@ -78,6 +78,7 @@ def test_a_standby_takes_over_from_a_flow_that_dies_with_all_it_had(stage: Stage
     standby.stops()
 
 
+@pytest.mark.long
 def test_a_flow_that_is_told_to_let_go_hands_its_job_over_and_no_rank_notices(stage: Stage, elsewhere: Stage) -> None:
     """By a request it has a standby steer; by the signal, in the middle of a recovery, it leaves the rest of that to the flow to come."""
     play = stage.play("handed", args=ENDLESS, **TWO)
@@ -119,6 +120,7 @@ def handed_over(play: Play) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_a_flow_that_stood_still_gives_no_order_once_a_standby_steers(stage: Stage, elsewhere: Stage) -> None:
     """It wakes in the middle of what it was about to do, and ends: what the standby did stays."""
     play = stage.play("woken", args=ENDLESS, **TWO)
@@ -156,6 +158,7 @@ AgentDirectory.fence = fence
 """What a flow imports first: it stands still between having asked whether it still holds the lease and ending what runs on a node."""
 
 
+@pytest.mark.long
 def test_a_flow_that_stood_still_before_it_fenced_a_node_ends_nothing_of_the_flow_after_it(
     stage: Stage, elsewhere: Stage, tmp_path: Path
 ) -> None:
@@ -182,6 +185,7 @@ def test_a_flow_that_stood_still_before_it_fenced_a_node_ends_nothing_of_the_flo
     standby.stops()
 
 
+@pytest.mark.long
 def test_recoveries_go_on_without_the_database_and_are_on_record_later(
     stage: Stage,
     elsewhere: Stage,
@@ -219,6 +223,7 @@ def test_recoveries_go_on_without_the_database_and_are_on_record_later(
     assert curve == list(range(1, len(curve) + 1))
 
 
+@pytest.mark.long
 def test_a_flow_whose_prefect_server_is_away_says_so(stage: Stage) -> None:
     """In a sentence that names the server and the cure; the job, if it runs, is none the worse."""
     stage.environment = stage.environment | {"PREFECT_API_URL": f"http://127.0.0.1:{free_port()}/api"}
@@ -228,6 +233,7 @@ def test_a_flow_whose_prefect_server_is_away_says_so(stage: Stage) -> None:
     assert "Traceback" not in play.log()
 
 
+@pytest.mark.long
 def test_a_standby_waits_for_a_database_that_is_not_up_yet(
     tmp_path: Path,
     holdfast_home: Path,

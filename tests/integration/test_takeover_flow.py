@@ -106,6 +106,7 @@ def test_a_killed_rank_goes_on_in_a_hot_spare_and_the_others_keep_their_processe
     play.stops()
 
 
+@pytest.mark.long
 def test_without_a_hot_spare_a_fresh_process_takes_over_on_the_same_node(stage: Stage) -> None:
     """A kill, a stopped rank and an exception, one after the other: nobody else restarts."""
     each = "seen = globals().get('seen', 0) + (generation == 3)\nif rank == 1 and seen == 80: raise ValueError('a passing cloud')"
@@ -128,6 +129,7 @@ def test_without_a_hot_spare_a_fresh_process_takes_over_on_the_same_node(stage: 
     play.stops()
 
 
+@pytest.mark.long
 def test_groups_that_broke_without_a_lost_rank_cost_the_step_and_no_process(stage: Stage) -> None:
     """Every rank tells of a broken connection and lives: all stay where they are, meet again and do the step again."""
     each = "if step == 30 and generation == 1: line.report('broken', generation=1, step=29, group='0', why='Connection reset by peer')"
@@ -143,6 +145,7 @@ def test_groups_that_broke_without_a_lost_rank_cost_the_step_and_no_process(stag
     play.stops()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "on", "why"),
     [
@@ -167,6 +170,7 @@ def test_a_take_over_that_cannot_work_is_not_tried_again(stage: Stage, name: str
     play.stops()
 
 
+@pytest.mark.long
 def test_a_second_rank_lost_during_a_take_over_is_taken_over_too(stage: Stage) -> None:
     """It is decided anew: one incident, two replacements of ranks, and rank 0 is where it was."""
     dies = "if order['do'] == 'regroup' and rank == 2 and order['generation'] == 2: os.kill(os.getpid(), 9)"
@@ -183,6 +187,7 @@ def test_a_second_rank_lost_during_a_take_over_is_taken_over_too(stage: Stage) -
     play.stops()
 
 
+@pytest.mark.long
 def test_ranks_whose_node_refused_them_are_placed_anew_with_the_one_it_refused_them_for(stage: Stage) -> None:
     """The agent of node-0 is to promote its hot spare to rank 1 and to keep rank 0, which has just ended: it does neither."""
     dies = "if order['do'] == 'abandon' and rank == 0 and order['generation'] == 1: os.kill(os.getpid(), 9)"
@@ -208,6 +213,7 @@ def moved(play: Play, *what: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, told
 
 
+@pytest.mark.long
 def test_ranks_move_to_another_node_while_training_goes_on(stage: Stage) -> None:
     """Rank 0, which hosts the store, leaves node-0 for the spare node; then a joiner that dies costs nothing but the move."""
     dies = "if order['do'] == 'prepare' and hot_spare is not None and order['rank'] == 1: os._exit(1)"
@@ -234,6 +240,7 @@ def test_ranks_move_to_another_node_while_training_goes_on(stage: Stage) -> None
     play.stops()
 
 
+@pytest.mark.long
 def test_a_flow_that_comes_later_takes_the_hot_spares_over_and_ends_what_another_began(stage: Stage) -> None:
     """It learns from agents and history what waits and who is what; a replacement that comes to nothing is followed by a restart."""
     stuck = "if order['do'] == 'regroup' and rank == 0 and order['generation'] == 3: time.sleep(600)"
@@ -262,6 +269,7 @@ def test_a_flow_that_comes_later_takes_the_hot_spares_over_and_ends_what_another
     play.stops()
 
 
+@pytest.mark.long
 def test_a_flow_that_dies_in_any_state_of_a_takeover_is_replaced(stage: Stage) -> None:
     """The job goes on and every loss is answered; where nobody can say how far the replacement of ranks came, by a restart that says so."""
     play = begun(stage, "dies-in-a-recovery", **TWO, max_recoveries_without_progress=10)
@@ -282,6 +290,7 @@ def test_a_flow_that_dies_in_any_state_of_a_takeover_is_replaced(stage: Stage) -
     play.stops()
 
 
+@pytest.mark.long
 def test_a_restart_after_two_ranks_came_to_one_node_starts_them_all(stage: Stage) -> None:
     """The only node that is left holds both after a replacement; when it cannot go on so, both are started anew, on two nodes again."""
     stuck = "if order['do'] == 'regroup' and order['generation'] == 3: line.report('recovery-failed', generation=3, why='no copy')"

@@ -24,6 +24,8 @@ from tests.integration.test_deployment import errors_in
 from tests.mentions import one_line_mentions
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/how-to/prefect-deployments.md").read_text()
 STEPS = re.findall(r"```bash\n(.*?)```", PAGE.partition("## Step by step")[2].partition("\n## ")[0], re.DOTALL)

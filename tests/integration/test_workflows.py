@@ -23,6 +23,8 @@ from tests.integration.test_prefect_shows import asked
 from tests.mentions import mentions
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 __all__ = ["prefect_server", "worker"]  # fixtures
 
 ROOT = Path(__file__).parents[2]
