@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 import re
 import subprocess
@@ -199,3 +200,20 @@ def test_wrong_arguments_raise_what_torch_raises(
     with pytest.raises(type(own.value), match=re.escape(str(own.value)[:60])):
         init.init_process_group(dist.init_process_group, **arguments)
     assert not dist.is_initialized()
+
+
+def test_hooks_of_the_users_own_and_of_others_run_at_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch goes through all hooks while ours learns that training has begun: it must leave theirs in place."""
+    from holdfast.runtime.telemetry import integration_level  # noqa: PLC0415 (it looks up torch's optimizers)
+
+    optimizers = importlib.import_module("torch.optim.optimizer")
+    monkeypatch.setattr(optimizers, "_global_optimizer_pre_hooks", optimizers._global_optimizer_pre_hooks.copy())
+    calls: list[Any] = []
+    integration_level.groups_are_managed()
+    optimizers.register_optimizer_step_pre_hook(lambda *_: calls.append(1))
+    parameter = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    parameter.grad = torch.ones(1)
+    optimizer.step()
+    optimizer.step()
+    assert calls == [1, 1]

@@ -597,7 +597,8 @@ def install(made: MembershipManager | None) -> None:
     if made is not None and BACKEND.upper() not in dist.Backend._plugins:  # noqa: SLF001 (read, not changed)
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
         # From torch 2.15 on its flight recorder attaches to groups whose backend does not record by itself: the one under ours does.
-        getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add(BACKEND)
+        recording: set[str] = getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set())
+        recording.add(BACKEND)
     if made is not None:
         _replace_creation()
 

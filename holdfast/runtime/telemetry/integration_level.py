@@ -67,9 +67,13 @@ def session_begins(*, grouped: bool) -> None:
 
 def _await_session() -> None:
     """Wait for the first step of an optimizer: a script that has no session by then has none."""
+    stepped = False
 
     def first_step(_optimizer: Optimizer, _given: Any, _named: Any) -> None:  # noqa: ANN401 (torch's signature)
-        handle.remove()
+        nonlocal stepped
+        if stepped:  # a hook cannot remove itself: torch is going through all hooks, and raises when one is gone
+            return
+        stepped = True
         manager = installed()
         if link().has_session or not link().attached:
             return
@@ -78,7 +82,7 @@ def _await_session() -> None:
         groups = "managed" if manager is not None else f"PyTorch's own because {(_stock_because or ['?'])[0]}"
         _say("unchanged", f"{RESTART}; process groups are {groups}")
 
-    handle = register_optimizer_step_pre_hook(first_step)
+    register_optimizer_step_pre_hook(first_step)
 
 
 def _say(level: str, text: str) -> None:
