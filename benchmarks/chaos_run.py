@@ -23,8 +23,8 @@ from benchmarks.havoc import DISK_BYTES, KINDS, LONGEST, Havoc
 from benchmarks.measuring import spread
 from benchmarks.steered import Steered
 from holdfast.accounting import losses as accounts
-from holdfast.detectors.groups import REPLACE_RANKS_FAILED
-from holdfast.detectors.progress import OVERRUN
+from holdfast.detectors.training.groups import REPLACE_RANKS_FAILED
+from holdfast.detectors.training.progress import OVERRUN
 from holdfast.history import cordons, models, queries
 
 NODES: Final = 4

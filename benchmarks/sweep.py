@@ -36,7 +36,7 @@ from benchmarks.ssh_nodes import PORT, address
 from holdfast.cluster.ssh import SshSweeper
 from holdfast.cluster.ssh.sweeper import MAX_THREADS
 from holdfast.detectors.codec import packed
-from holdfast.detectors.readings import NodeReading
+from holdfast.detectors.nodes.readings import NodeReading
 from holdfast.probe.readers.local import read_node
 from holdfast.spec import SshCluster, cluster_of
 from tests.ssh.sshd import Sshd, key_at

@@ -6,9 +6,10 @@ from collections import Counter
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
-from holdfast.detectors import diagnosis, logs
+from holdfast.detectors import diagnosis
 from holdfast.detectors.catalogue import CATALOGUE, Area, FaultKind
 from holdfast.detectors.evidence import LogLine, Sample
+from holdfast.detectors.log_lines import classification as logs
 
 __all__ = ["CATALOGUE", "by_area", "by_place", "diagnosis", "logs", "words_of"]
 

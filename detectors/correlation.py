@@ -14,7 +14,7 @@ from holdfast.detectors.associations import ASSOCIATIONS, Accused, Family, Repea
 from holdfast.detectors.catalogue import CATALOGUE, Attribution, Fault, RecommendedAction, fault_kind
 from holdfast.detectors.causes import device_in, device_of, peers_in
 from holdfast.detectors.evidence import LogLine, Sample
-from holdfast.detectors.gpu_readings import Xid, XidEvent
+from holdfast.detectors.nodes.gpu_readings import Xid, XidEvent
 
 if TYPE_CHECKING:
     from holdfast.detectors.diagnosis import PastFailure

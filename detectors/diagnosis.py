@@ -14,7 +14,6 @@ from typing import Any, Final
 from holdfast.detectors.associations import ASSOCIATIONS, follows_step, script_rule, settle_rule
 from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, Attribution, Fault, RecommendedAction, RecommendedActions, fault_kind
 from holdfast.detectors.causes import NEGLIGIBLE, Candidate, candidates, device_of, explained
-from holdfast.detectors.checkpoint import see_checkpoint_failure, see_memory
 from holdfast.detectors.correlation import inferred
 from holdfast.detectors.evidence import (
     AgentUnreachable,
@@ -43,17 +42,18 @@ from holdfast.detectors.evidence import (
     WorkerExit,
     WorkerStop,
 )
-from holdfast.detectors.gpu_readings import XidEvent
-from holdfast.detectors.groups import see_group_failure, see_replace_ranks_failure
-from holdfast.detectors.health import see_growth, see_reading
-from holdfast.detectors.losses import see_frozen_parameters, see_losses, see_non_finite_loss, see_replica_digests
-from holdfast.detectors.node import see_agent_unreachable, see_leaving, see_partition, see_scheduler_state
-from holdfast.detectors.process import see_exit, see_start, see_stop
-from holdfast.detectors.progress import see_cut_short, see_overrun, see_progress
-from holdfast.detectors.readings import CounterGrowth, NodeReading, Reading
+from holdfast.detectors.log_lines.xids import see_xid
+from holdfast.detectors.nodes.gpu_readings import XidEvent
+from holdfast.detectors.nodes.health import see_growth, see_reading
+from holdfast.detectors.nodes.node import see_agent_unreachable, see_leaving, see_partition, see_scheduler_state
+from holdfast.detectors.nodes.readings import CounterGrowth, NodeReading, Reading
 from holdfast.detectors.sources import source_of
-from holdfast.detectors.stragglers import see_step_breakdowns, see_step_times
-from holdfast.detectors.xids import see_xid
+from holdfast.detectors.training.checkpoint import see_checkpoint_failure, see_memory
+from holdfast.detectors.training.groups import see_group_failure, see_replace_ranks_failure
+from holdfast.detectors.training.losses import see_frozen_parameters, see_losses, see_non_finite_loss, see_replica_digests
+from holdfast.detectors.training.process import see_exit, see_start, see_stop
+from holdfast.detectors.training.progress import see_cut_short, see_overrun, see_progress
+from holdfast.detectors.training.stragglers import see_step_breakdowns, see_step_times
 
 _BROKEN = WorkerException(type="ValueError", message="bad shape", traceback='File "train.py", line 3, in <module>')
 
@@ -92,7 +92,7 @@ _NO_NAME: Final[Mapping[str, str]] = {}
 
 
 def _see_line(seen: LogLine, limits: HangLimits) -> Fault | None:
-    from holdfast.detectors.logs import see_line  # noqa: PLC0415 (loads a thousand signatures, only if there are lines)
+    from holdfast.detectors.log_lines.classification import see_line  # noqa: PLC0415 (loads a thousand signatures, only if there are lines)
 
     return see_line(seen, limits)
 

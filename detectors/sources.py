@@ -28,8 +28,8 @@ from holdfast.detectors.evidence import (
     WorkerExit,
     WorkerStop,
 )
-from holdfast.detectors.gpu_readings import XidEvent
-from holdfast.detectors.readings import CounterGrowth, NodeReading
+from holdfast.detectors.nodes.gpu_readings import XidEvent
+from holdfast.detectors.nodes.readings import CounterGrowth, NodeReading
 
 
 def exception_report(rank: int) -> str:

@@ -16,11 +16,13 @@ from xml.sax.saxutils import escape
 
 from holdfast import paths
 from holdfast.history import History, queries
-from holdfast.report import incident_text, wording, write_atomically
-from holdfast.report.pages import loss, recoveries, timeline
-from holdfast.report.pages.drawing import DrawingBox, SvgTheme, style
+from holdfast.report import write_atomically
+from holdfast.report.pages import recoveries
+from holdfast.report.pages.charts import loss, timeline
+from holdfast.report.pages.charts.drawing import DrawingBox, SvgTheme, style
 from holdfast.report.pages.job_history import JobHistory, read_history
 from holdfast.report.pages.template_env import style_sheet
+from holdfast.report.text import incident_text, wording
 
 PICTURE: Final = Path(__file__).parent / "assets" / "demo-timeline.svg"
 FAULTY: Final = "demo-with-faults"

@@ -1,7 +1,7 @@
 """Recognize the error messages of torch, gloo and NCCL that mean that a peer is lost.
 
-The runtime (`holdfast.runtime.peer_errors`) applies the patterns to raised errors, the detectors (`holdfast.detectors.tracebacks`) to
-printed ones, so that both reach the same result. Standard library only.
+The runtime (`holdfast.runtime.peer_errors`) applies the patterns to raised errors, the detectors
+(`holdfast.detectors.training.tracebacks`) to printed ones, so that both reach the same result. Standard library only.
 """
 
 from __future__ import annotations

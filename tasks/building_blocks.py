@@ -26,7 +26,7 @@ from holdfast.probe.health.capacity import Capacity, open_capacity_check, wait_f
 from holdfast.probe.health.checkup import ClusterHealth, open_checkup
 from holdfast.probe.health.checkup import cluster_health as health_of
 from holdfast.probe.sweep import DEADLINE
-from holdfast.report.wording import listing, plural
+from holdfast.report.text.wording import listing, plural
 from holdfast.spec import Cluster
 from holdfast.stored_job import checkpoint_directory
 from holdfast.tasks import probe, repair

@@ -10,13 +10,13 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from holdfast.detectors.probe_result import UnansweredProbe
-from holdfast.detectors.readings import NodeReading
+from holdfast.detectors.nodes.probe_result import UnansweredProbe
+from holdfast.detectors.nodes.readings import NodeReading
 from holdfast.prefect_client.events import emit_nodes
 from holdfast.probe.health import Checkup
 from holdfast.probe.registry import registered
-from holdfast.report.node_text import MOST_NAMED, changes_in_short, rows, summary
-from holdfast.report.wording import listing, plural
+from holdfast.report.text.node_text import MOST_NAMED, changes_in_short, rows, summary
+from holdfast.report.text.wording import listing, plural
 
 
 @task(task_run_name="probe the nodes of {cluster}", cache_policy=NO_CACHE)

@@ -8,14 +8,14 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from holdfast.detectors.burn_in_results import CheckMark
+from holdfast.detectors.nodes.burn_in_results import CheckMark
 from holdfast.log import note
-from holdfast.policies.burn_in import describe, explain_still_isolated
-from holdfast.policies.node_states import NodeState
+from holdfast.policies.nodes.burn_in import describe, explain_still_isolated
+from holdfast.policies.nodes.node_states import NodeState
 from holdfast.prefect_client.events import emit_nodes
 from holdfast.probe.burn_in.repair import Repair
 from holdfast.probe.registry import registered
-from holdfast.report.node_text import burn_ins_in_short, burn_ins_markdown
+from holdfast.report.text.node_text import burn_ins_in_short, burn_ins_markdown
 
 log = logging.getLogger("holdfast.control")
 

@@ -17,7 +17,7 @@ from holdfast.control.recovery.incident_record import bar_replace_ranks, decided
 from holdfast.control.recovery.wait import wait_for_approval, wait_for_capacity
 from holdfast.control.supervisor.controller import SLICE, JobController, ending, watch
 from holdfast.control.supervisor.launch import begin
-from holdfast.policies.case import RecoveryAction
+from holdfast.policies.recovery.case import RecoveryAction
 from holdfast.policies.states import Event, Transition
 from holdfast.prefect_client import run_titles
 from holdfast.prefect_client.supervised_job import job_task

@@ -169,14 +169,14 @@ def test_no_module_imports_against_the_arrows() -> None:
         ("holdfast/agent/node.py", "from holdfast import spec", "holdfast.spec"),
         ("holdfast/agent/node.py", "from .. import spec", "holdfast.spec"),
         ("holdfast/agent/__init__.py", "from ..spec import job", "holdfast.spec"),
-        ("holdfast/agent/node.py", "from holdfast.policies.escalation import decide", "holdfast.policies.escalation"),
+        ("holdfast/agent/node.py", "from holdfast.policies.recovery.escalation import decide", "holdfast.policies.recovery.escalation"),
         ("holdfast/runtime/session.py", "import numpy", "numpy"),
         ("holdfast/runtime/session.py", "from holdfast.log import note", "holdfast.log"),
         ("holdfast/cli/main.py", "if TYPE_CHECKING:\n    from prefect import Flow", "prefect"),
         ("holdfast/spec/__init__.py", "from holdfast.tasks import training_job", "holdfast.tasks"),
         ("holdfast/protocol.py", "from holdfast.spec import job", "holdfast.spec"),
-        ("detectors/process.py", "from holdfast.policies import escalation", "holdfast.policies.escalation"),
-        ("policies/escalation.py", "import holdfast.errors", "holdfast.errors"),
+        ("detectors/training/process.py", "from holdfast.policies.recovery import escalation", "holdfast.policies.recovery.escalation"),
+        ("policies/recovery/escalation.py", "import holdfast.errors", "holdfast.errors"),
         ("tasks/training_job.py", "from holdfast.flows import training_job", "holdfast.flows"),
         ("flows/training_job.py", "import torch", "torch"),
         ("flows/training_job.py", "from holdfast.workflows import training_job", "holdfast.workflows"),
@@ -186,7 +186,7 @@ def test_no_module_imports_against_the_arrows() -> None:
 )
 def test_an_import_against_an_arrow_is_refused(tmp_path: Path, module: str, text: str, wrong: str) -> None:
     """On a small tree of its own: nothing else is complained of, so each refusal is that import's."""
-    for name in ("holdfast/spec/__init__.py", "policies/escalation.py", "detectors/node.py", "tasks/__init__.py", module):
+    for name in ("holdfast/spec/__init__.py", "policies/recovery/escalation.py", "detectors/nodes/node.py", "tasks/__init__.py", module):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     (tmp_path / module).write_text(text)
@@ -208,7 +208,7 @@ def test_an_import_against_an_arrow_is_refused(tmp_path: Path, module: str, text
         ),
         (
             "tasks/training_job.py",
-            "from prefect import task\nfrom holdfast.spec import job\nfrom holdfast.policies.escalation import decide",
+            "from prefect import task\nfrom holdfast.spec import job\nfrom holdfast.policies.recovery.escalation import decide",
         ),
     ],
 )
@@ -218,8 +218,8 @@ def test_an_import_along_the_arrows_is_let_through(tmp_path: Path, module: str, 
         "holdfast/log.py",
         "holdfast/protocol.py",
         "holdfast/spec/__init__.py",
-        "policies/escalation.py",
-        "detectors/node.py",
+        "policies/recovery/escalation.py",
+        "detectors/nodes/node.py",
         module,
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

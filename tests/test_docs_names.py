@@ -111,8 +111,8 @@ def test_what_is_gone_is_seen() -> None:
     named = [path for span in re.findall(r"`([^`\n]+)`", text) for path in PATH.findall(span)]
     assert [path for path in named if not is_file(path)] == ["cli/commands/status.py", "detectors/gone/"]
     assert is_object("holdfast.session")
-    assert is_object("holdfast.report.wording.duration")
+    assert is_object("holdfast.report.text.wording.duration")
     assert not is_object("holdfast.gone")
-    assert not is_object("holdfast.report.wording.gone")
+    assert not is_object("holdfast.report.text.wording.gone")
     assert "RollBack" in words_of_code()
     assert MODULE.findall("holdfast.job.running holdfast.spec.form") == ["holdfast.spec.form"]

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from holdfast.errors import BadFile
-from holdfast.spec.load import load_cluster, load_job
+from holdfast.spec.files.load import load_cluster, load_job
 from holdfast.spec.policy import load_policy
 
 ROOT = Path(__file__).parent.parent

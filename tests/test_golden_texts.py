@@ -12,8 +12,8 @@ import pytest
 
 from holdfast.accounting.attribution import attribute
 from holdfast.accounting.losses import FailureCosts
-from holdfast.detectors.burn_in_results import Check, CheckMark
 from holdfast.detectors.catalogue import Fault
+from holdfast.detectors.nodes.burn_in_results import Check, CheckMark
 from holdfast.errors import (
     AllocationRequired,
     BadSetting,
@@ -25,13 +25,22 @@ from holdfast.errors import (
     NotEnoughNodes,
     ProtocolMismatch,
 )
-from holdfast.policies.burn_in import explain_still_isolated, outcome
-from holdfast.policies.case import HotSpare
 from holdfast.policies.checkpoint_interval import IntervalCase, IntervalLimits, advise
-from holdfast.policies.cordons import CordonChanged, CordonedFault, NeedsPerson, Node, OperatorRequest, Owner, QuarantineLimits, describe
-from holdfast.policies.escalation import POLICIES, decide
-from holdfast.policies.quarantine import cordon, quarantine
-from holdfast.policies.required_checks import parts_to_test
+from holdfast.policies.nodes.burn_in import explain_still_isolated, outcome
+from holdfast.policies.nodes.cordons import (
+    CordonChanged,
+    CordonedFault,
+    NeedsPerson,
+    Node,
+    OperatorRequest,
+    Owner,
+    QuarantineLimits,
+    describe,
+)
+from holdfast.policies.nodes.quarantine import cordon, quarantine
+from holdfast.policies.nodes.required_checks import parts_to_test
+from holdfast.policies.recovery.case import HotSpare
+from holdfast.policies.recovery.escalation import POLICIES, decide
 from holdfast.report.cost_table import sentence
 from holdfast.runtime.snapshots.copy_schedule import Profile, SnapshotLimits, plan
 from holdfast.runtime.telemetry.wait_windows import WaitWindow

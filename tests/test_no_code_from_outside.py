@@ -31,7 +31,7 @@ OF_TORCH = {
 RUNS = {"eval", "exec"}
 MAY_RUN = {
     "holdfast/runtime/process/fork_server.py": "the user's script, in its own worker",
-    "holdfast/spec/python_file.py": "the user's job or cluster file, in the user's own process",
+    "holdfast/spec/files/python_file.py": "the user's job or cluster file, in the user's own process",
     "holdfast/probe/remote/remote_main.py": "our own readers, sent over the connection that logged in to the node",
 }
 

@@ -23,9 +23,9 @@ from holdfast.flows.run_form import train
 from holdfast.flows.training_job import training_job
 from holdfast.prefect_client.named_clusters import resolve_cluster
 from holdfast.spec import CheckpointPlan, LocalCluster, SlurmCluster, SshCluster, TrainingJob, cluster_of
+from holdfast.spec.files.units import format_size, parse_size
 from holdfast.spec.form import advanced_schema, job_of, parameters_of
 from holdfast.spec.job import MemoryPlan, SpecModel
-from holdfast.spec.units import format_size, parse_size
 
 FLOWS: list[Flow[..., Any]] = [train, training_job, cluster_health, node_repair]
 GOOD = {"name": "gpt", "script": "/data/train.py"}

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from docs.generator.markdown import anchor, default, named, page, table
-from holdfast.spec.problems import model_in
+from holdfast.spec.files.problems import model_in
 
 EXAMPLE: Final = Path(__file__).parents[2] / "examples/elastic.yaml"
 HEADINGS: Final = ("Field", "Type", "Default", "Meaning")

@@ -41,8 +41,8 @@ def label_values() -> dict[str, str]:
     """Return what each label means, with its values where they are few."""
     from holdfast.accounting.ledger import TimeCategory  # noqa: PLC0415 (as above)
     from holdfast.detectors.catalogue import Area, RecommendedAction  # noqa: PLC0415 (the other pages do not need it)
-    from holdfast.policies.case import RecoveryAction  # noqa: PLC0415 (as above)
-    from holdfast.policies.node_health import NodeHealthState  # noqa: PLC0415 (as above)
+    from holdfast.policies.nodes.node_health import NodeHealthState  # noqa: PLC0415 (as above)
+    from holdfast.policies.recovery.case import RecoveryAction  # noqa: PLC0415 (as above)
     from holdfast.report.metrics.incidents import NO_ACTION, OTHER, OUTCOMES  # noqa: PLC0415 (as above)
     from holdfast.report.phases import KINDS  # noqa: PLC0415 (as above)
 

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from docs.generator.markdown import first_line, named, page, table
-from holdfast.spec.problems import model_in
+from holdfast.spec.files.problems import model_in
 
 
 def handled(*handlers: Callable[..., Any] | None) -> str:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Final, TypeVar
 
 from docs.generator.markdown import page, table
-from holdfast.policies.node_states import NODE_MOVES, NodeEvent
+from holdfast.policies.nodes.node_states import NODE_MOVES, NodeEvent
 from holdfast.policies.states import TERMINAL, TRANSITIONS, Event, State
 
 S = TypeVar("S", bound=StrEnum)

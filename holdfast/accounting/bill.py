@@ -20,7 +20,7 @@ from holdfast.detectors.catalogue import HARDWARE_OF_NODE, TAKES_NODE_OUT
 from holdfast.history.models import FaultRecord, Job
 from holdfast.history.statistics import NO_FAULT, USER_ERROR
 from holdfast.history.store import History
-from holdfast.policies.node_faults import ENDED
+from holdfast.policies.nodes.node_faults import ENDED
 
 MIN_SAMPLES: Final = 2
 """With fewer there is no mean."""

@@ -18,10 +18,10 @@ from holdfast.detectors.codec import MalformedData, unpacked
 from holdfast.errors import UnknownOptionValue
 from holdfast.history.models import DecidedCase, DecisionRecord, Generation, Incident, Job, Phase, StragglerDecision
 from holdfast.history.store import History
-from holdfast.policies.case_codec import UnreadableCase, act_of, from_record
-from holdfast.policies.escalation import Decision as Made
-from holdfast.policies.escalation import RecoveryAction
-from holdfast.policies.policy import NAMED, Policy
+from holdfast.policies.recovery.case_codec import UnreadableCase, act_of, from_record
+from holdfast.policies.recovery.escalation import Decision as Made
+from holdfast.policies.recovery.escalation import RecoveryAction
+from holdfast.policies.recovery.policy import NAMED, Policy
 from holdfast.policies.slowness import MigrateStraggler, StragglerCase
 from holdfast.spec import TrainingJob
 from holdfast.spec.job import is_policy_file

@@ -1,6 +1,6 @@
 """Classify any log: it is read line by line, and each fault, a line or a traceback, is named. `Classifier` is the entry point.
 
-Here: how to read a log and find candidate lines fast. Not here: what a line means, which is in `holdfast.detectors.logs`.
+Here: how to read a log and find candidate lines fast. Not here: what a line means: see `holdfast.detectors.log_lines`.
 """
 
 from __future__ import annotations

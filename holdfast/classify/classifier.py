@@ -10,10 +10,10 @@ from typing import Final, NamedTuple
 from holdfast.classify.log_stream import blocks, plain
 from holdfast.classify.matcher import HEAD, WORDS, Matcher, best
 from holdfast.classify.traceback_collector import CollectedTraceback, TracebackCollector
-from holdfast.detectors.exceptions import kind_of
-from holdfast.detectors.log_heuristics import OTHERS
-from holdfast.detectors.logs import judge
-from holdfast.detectors.tracebacks import raised_in
+from holdfast.detectors.log_lines.classification import judge
+from holdfast.detectors.log_lines.heuristics import OTHERS
+from holdfast.detectors.training.exceptions import kind_of
+from holdfast.detectors.training.tracebacks import raised_in
 
 MAX_CACHED: Final = 10_000
 """Lines whose kind is cached."""

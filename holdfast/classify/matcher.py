@@ -1,8 +1,8 @@
 """Find which signatures may match on which line: one pass of Hyperscan over a block of lines, for all signatures at once.
 
 Hyperscan reports too much where an expression looks ahead or back, or where a match crosses a line end, and never too little:
-`holdfast.detectors.logs.judge` tries each candidate on its own line. Without the package every signature is a candidate everywhere,
-which gives the same results some hundred times slower.
+`holdfast.detectors.log_lines.classification.judge` tries each candidate on its own line. Without the package every signature is a
+candidate everywhere, which gives the same results some hundred times slower.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.detectors.log_heuristics import TROUBLE
+from holdfast.detectors.log_lines.heuristics import TROUBLE
 from holdfast.detectors.signatures import SIGNATURES
 from holdfast.paths import home
 

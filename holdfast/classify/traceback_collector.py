@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.detectors.tracebacks import HEAD
+from holdfast.detectors.training.tracebacks import HEAD
 
 MAX_LINES: Final = 400
 """Lines of a traceback that are kept; recursion produces thousands."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from holdfast.classify.classifier import classify_text
-from holdfast.detectors.log_heuristics import OTHERS, UNKNOWN
-from holdfast.detectors.outputs import GENERIC, NAMELESS
+from holdfast.detectors.log_lines.heuristics import OTHERS, UNKNOWN
+from holdfast.detectors.log_lines.outputs import GENERIC, NAMELESS
 from holdfast.history.models import FaultRecord
 
 CATCH_ALL: Final = GENERIC | OTHERS

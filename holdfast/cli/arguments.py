@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 from holdfast.cluster import check_names
 from holdfast.errors import UnknownOptionValue
 from holdfast.spec import Cluster, LocalCluster, load_cluster
-from holdfast.spec.units import parse_duration
+from holdfast.spec.files.units import parse_duration
 
 MAX_RANKS: Final = 1_000_000
 """Ranks that one range may name; a larger number is a typing error."""

@@ -22,7 +22,7 @@ from holdfast.history.store import History
 from holdfast.policies.states import Event
 from holdfast.report import memory
 from holdfast.report.notes import cause_of
-from holdfast.report.wording import (
+from holdfast.report.text.wording import (
     complete_already,
     count,
     decided,

@@ -48,7 +48,7 @@ def _nodes(given: Mapping[str, Any]) -> list[str]:
     """Return the nodes of the cluster that is named, of the cluster of the job that is named, or of this machine."""
     from holdfast.cluster import names_of  # noqa: PLC0415 (pydantic, which other completions do not need)
     from holdfast.spec import LocalCluster, load_cluster  # noqa: PLC0415
-    from holdfast.spec.load import parse_cluster  # noqa: PLC0415
+    from holdfast.spec.files.load import parse_cluster  # noqa: PLC0415
 
     if given.get("cluster_file"):
         cluster = load_cluster(given["cluster_file"])
@@ -74,7 +74,7 @@ def _faults(_given: Mapping[str, Any]) -> list[str]:
 
 
 def _policies(_given: Mapping[str, Any]) -> list[str]:
-    from holdfast.policies.policy import NAMED  # noqa: PLC0415 (as above)
+    from holdfast.policies.recovery.policy import NAMED  # noqa: PLC0415 (as above)
 
     return list(NAMED)
 

@@ -28,7 +28,7 @@ from holdfast.history.models import (
 )
 from holdfast.history.store import History
 from holdfast.report import memory
-from holdfast.report.wording import NOTHING, count, duration, listing, per_second, plural, ranks
+from holdfast.report.text.wording import NOTHING, count, duration, listing, per_second, plural, ranks
 
 MIN_ID: Final = 6
 """Characters of an id from which it is distinguished from a mistyped name."""

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import click
 
 from holdfast.log import line as as_logged
-from holdfast.report.wording import visible
+from holdfast.report.text.wording import visible
 
 COLOURS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("RUNNING", "COMPLETED", "healthy", "complete", "up", "installed", "repaired", "kept"), "green"),

@@ -19,7 +19,7 @@ from holdfast.cli.commands.watch.logs import THREADS, Log, as_shown
 from holdfast.cluster import NodeBackend, open_cluster
 from holdfast.errors import HoldfastError
 from holdfast.history.models import Job
-from holdfast.report.wording import size
+from holdfast.report.text.wording import size
 from holdfast.spec import cluster_of
 
 POLL_INTERVAL: Final = 0.25

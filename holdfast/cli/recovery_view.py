@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from holdfast.history.models import DecisionRecord, Incident, JobTransition
 from holdfast.report.phases import PHASE_OF_STATE, label_of
-from holdfast.report.wording import duration
+from holdfast.report.text.wording import duration
 
 ALWAYS: Final = ("detect", "diagnose", "isolate", "reschedule", "resume")
 """Phases that every recovery has, in their order."""

@@ -24,7 +24,7 @@ from holdfast.cli.frame import Frame, footer, max_events
 from holdfast.cli.job_view import JobView
 from holdfast.cli.output import clock, finite, first_lines, hanging, on_terminal, wrapped
 from holdfast.cli.rank_output import Line
-from holdfast.report.wording import visible
+from holdfast.report.text.wording import visible
 
 PROGRESS_INTERVAL: Final = 10.0
 """Seconds between two lines about progress."""

@@ -1,4 +1,4 @@
-"""The cordons of nodes, kept in the history; the rules are in `holdfast.policies.cordons` and `holdfast.policies.quarantine`.
+"""The cordons of nodes, kept in the history; the rules are in `holdfast.policies.nodes.cordons` and `holdfast.policies.nodes.quarantine`.
 
 Each request is decided and written in one transaction that excludes all other requests about the cluster: SQLite's write lock, or an
 advisory lock of PostgreSQL.
@@ -16,7 +16,7 @@ from sqlmodel import Session, col, select
 from holdfast.detectors.codec import packed, unpacked
 from holdfast.history.models import NodeCordon, ServiceTransition
 from holdfast.history.store import History
-from holdfast.policies.cordons import (
+from holdfast.policies.nodes.cordons import (
     Answer,
     Cordon,
     CordonChanged,
@@ -28,8 +28,8 @@ from holdfast.policies.cordons import (
     Rules,
     state_of,
 )
-from holdfast.policies.node_states import IN_SERVICE, NodeEvent, NodeState
-from holdfast.policies.quarantine import settle
+from holdfast.policies.nodes.node_states import IN_SERVICE, NodeEvent, NodeState
+from holdfast.policies.nodes.quarantine import settle
 
 Act = Callable[[Node, QuarantineLimits], Answer]
 """A request: from a node and the limits of its cluster to the answer."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from sqlmodel import col, select
 
 from holdfast.detectors.codec import MalformedData, packed, unpacked
-from holdfast.detectors.readings import NodeReading
+from holdfast.detectors.nodes.readings import NodeReading
 from holdfast.history.models import HealthSample, NodeHealthChange
 from holdfast.history.store import History
-from holdfast.policies.node_health import HealthAssessment, HealthChange, HealthFinding
+from holdfast.policies.nodes.node_health import HealthAssessment, HealthChange, HealthFinding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -158,7 +158,7 @@ class NodeStatusChange(SQLModel, table=True):
 
 
 class NodeHealthChange(SQLModel, table=True):
-    """One change of a node's health as probes found it (`holdfast.policies.node_health`)."""
+    """One change of a node's health as probes found it (`holdfast.policies.nodes.node_health`)."""
 
     __tablename__: ClassVar[Any] = "node_health_change"
     id: str = Field(default_factory=new_id, primary_key=True)
@@ -174,7 +174,7 @@ class NodeHealthChange(SQLModel, table=True):
 
 
 class NodeCordon(SQLModel, table=True):
-    """One cordon of a node (`holdfast.policies.cordons`): why jobs should not, or must not, use it. Active while *ended_at* is empty."""
+    """One cordon of a node (`holdfast.policies.nodes.cordons`): why jobs should not, or must not, use it. Active until *ended_at*."""
 
     __tablename__: ClassVar[Any] = "node_cordon"
     __table_args__ = (UniqueConstraint("cluster", "node", "number"),)
@@ -207,7 +207,7 @@ class NodeCordon(SQLModel, table=True):
 
 
 class ServiceTransition(SQLModel, table=True):
-    """One transition of a node's state machine (`policies/node_states.py`); the row with the greatest number holds the current state."""
+    """One transition of a node's state machine (`policies/nodes/node_states.py`); the row with the greatest number is the current state."""
 
     __tablename__: ClassVar[Any] = "service_transition"
     __table_args__ = (UniqueConstraint("cluster", "node", "number"),)
@@ -339,7 +339,7 @@ class DecisionRecord(SQLModel, table=True):
 
 
 class DecidedCase(SQLModel, table=True):
-    """The input of a decision (`policies/case_codec.py`), so that another policy can decide the same case. Old decisions have none."""
+    """The input of a decision (`policies/recovery/case_codec.py`), so that another policy can decide the same case."""
 
     __tablename__: ClassVar[Any] = "decided_case"
     decision_id: str = Field(primary_key=True)

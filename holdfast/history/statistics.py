@@ -19,7 +19,7 @@ from sqlmodel import Session, col, select
 from holdfast.history.models import Checkpoint, FaultRecord, Generation, Incident, Job, JobTransition, Lease, Phase, StepRecord
 from holdfast.history.queries import TERMINAL
 from holdfast.history.store import History
-from holdfast.policies.case import IN_PROCESS
+from holdfast.policies.recovery.case import IN_PROCESS
 
 RUNS: Final = 5
 """Newest runs of a job that represent its present costs."""

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.policies.node_health import NodeHealthState
-from holdfast.policies.node_states import NodeState
+from holdfast.policies.nodes.node_health import NodeHealthState
+from holdfast.policies.nodes.node_states import NodeState
 from holdfast.policies.states import State
 
 JOB: Final = "job"

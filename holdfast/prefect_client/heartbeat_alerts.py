@@ -18,7 +18,7 @@ from prefect.events.filters import AutomationFilter, AutomationFilterTags
 from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
 
 from holdfast.prefect.event_kinds import HEARTBEAT, JOB, resource_id
-from holdfast.report.wording import about
+from holdfast.report.text.wording import about
 
 PREFIX: Final = "holdfast-"
 """Prefix of the names of our blocks and automations."""

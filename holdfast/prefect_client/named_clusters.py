@@ -14,7 +14,7 @@ from pydantic import Field, SkipValidation, WithJsonSchema
 from holdfast import paths
 from holdfast.errors import UnknownCluster
 from holdfast.spec import Cluster, LocalCluster, load_cluster
-from holdfast.spec.load import YAML, parse_cluster
+from holdfast.spec.files.load import YAML, parse_cluster
 
 LOCAL: Final = re.compile(r"local(?::([0-9]{1,4}))?")
 VARIABLE: Final = "variable:"

@@ -30,12 +30,12 @@ from holdfast.prefect.event_kinds import CLUSTER, HEARTBEAT, HEARTBEAT_SECONDS, 
 from holdfast.prefect.links import incident_key, job_key, progress_key, ui_link
 from holdfast.prefect_client import events, heartbeat_alerts
 from holdfast.prefect_client.events import Resource
-from holdfast.report import incident_text as words
 from holdfast.report import notifications
 from holdfast.report.case import IncidentCase, newest_cases
 from holdfast.report.job_page import MOST_INCIDENTS, JobFacts, description, job_page, progress_text
-from holdfast.report.markdown import incident_markdown
 from holdfast.report.notifications import NEEDS_ATTENTION, Notification, Notifications, NotificationSource
+from holdfast.report.text import incident_text as words
+from holdfast.report.text.markdown import incident_markdown
 
 log = logging.getLogger("holdfast.publish")
 

@@ -19,7 +19,7 @@ from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.leadership import Deposed, JobEnded
 from holdfast.control.supervisor.supervise import control_job
 from holdfast.errors import HoldfastError, JobDetached
-from holdfast.policies.case import RecoveryAction
+from holdfast.policies.recovery.case import RecoveryAction
 from holdfast.policies.states import Event, State, Transition
 from holdfast.prefect_client.approvals import ApprovalRuns
 from holdfast.prefect_client.flow_end import failed_state, hide_tracebacks

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final, Self
 
 from holdfast.cluster.local import LocalNodes
 from holdfast.detectors.evidence import Unknown
-from holdfast.detectors.probe_result import NodeProbe, ProbeOutcome, UnansweredProbe
-from holdfast.detectors.readings import NodeReading
+from holdfast.detectors.nodes.probe_result import NodeProbe, ProbeOutcome, UnansweredProbe
+from holdfast.detectors.nodes.readings import NodeReading
 from holdfast.errors import AllocationRequired
 from holdfast.probe.readers.local import probe_here
 

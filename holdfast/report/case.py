@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from holdfast.history import History, queries
 from holdfast.history.models import DecisionRecord, FaultRecord, Incident, IncidentDiagnosis, Phase
-from holdfast.report import wording
+from holdfast.report.text import wording
 
 LONGEST: Final = 8000
 """Characters of one piece of evidence that are shown; the history has all of it."""

@@ -9,7 +9,7 @@ from holdfast.accounting.bill import MIN_SAMPLES, Bill, Mean
 from holdfast.accounting.ledger import MEANING, ROLLBACK, UNFINISHED, UNRECORDED, TimeCategory
 from holdfast.accounting.losses import UNTIL_STARTED, UNTIL_STEP, FailureCosts
 from holdfast.report.phases import kind_of, label_of
-from holdfast.report.wording import NOTHING, duration, moment, plural, share
+from holdfast.report.text.wording import NOTHING, duration, moment, plural, share
 
 Table = tuple[tuple[str, ...], list[list[str]]]
 """Head and rows."""

@@ -8,9 +8,9 @@ from typing import Final
 
 from holdfast.history.models import ApprovalRequest
 from holdfast.policies.states import TERMINAL, State
-from holdfast.report import incident_text, wording
 from holdfast.report.case import IncidentCase
-from holdfast.report.markdown import plain, table
+from holdfast.report.text import incident_text, wording
+from holdfast.report.text.markdown import plain, table
 
 MOST_INCIDENTS: Final = 10
 """Incidents that the page lists."""

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any, Final
 
 from holdfast.history.models import FaultRecord, Snapshots
-from holdfast.report.wording import count, duration, plural, share
+from holdfast.report.text.wording import count, duration, plural, share
 
 NO_SNAPSHOTS: Final = frozenset({"memory-none", "snapshot-no-memory"})
 """Faults that leave a rank without snapshots."""

@@ -10,8 +10,8 @@ from typing import Final
 from holdfast.accounting.bill import Bill
 from holdfast.accounting.ledger import ROLLBACK, TimeCategory
 from holdfast.history.models import Job, NodeStatusChange
-from holdfast.report import incident_text, wording
 from holdfast.report.case import IncidentCase
+from holdfast.report.text import incident_text, wording
 
 MOST_NODES: Final = 4
 """Nodes that are named one by one."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from holdfast.history.models import JobEvent
-from holdfast.report.wording import listing, plural
+from holdfast.report.text.wording import listing, plural
 
 _NUMBER: Final = re.compile(
     r"(?<![\w-])(?<!rank )(?<!ranks )(?<!incident )(?<!approval )(?<!generation )[+-]?\d[\d,.]*(?: ?(?:%|ms|s|min|h|d)\b)?"

@@ -12,12 +12,12 @@ from enum import StrEnum
 from typing import Final
 
 from holdfast.history.models import ApprovalRequest
-from holdfast.policies.node_health import NodeHealthState
-from holdfast.policies.node_states import NodeState
+from holdfast.policies.nodes.node_health import NodeHealthState
+from holdfast.policies.nodes.node_states import NodeState
 from holdfast.policies.states import TERMINAL, State
-from holdfast.report import incident_text, wording
 from holdfast.report.case import IncidentCase
 from holdfast.report.job_page import no_link
+from holdfast.report.text import incident_text, wording
 
 PATIENCE: Final = 30.0
 """Seconds after which an open incident is notified; one that closes before gets a single notification."""

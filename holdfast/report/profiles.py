@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from holdfast.errors import NoProfile
 from holdfast.report.layout import Layout, ProfileFacts, recognise
-from holdfast.report.wording import plural, ranks
+from holdfast.report.text.wording import plural, ranks
 
 FORMAT: Final = 1
 FOLDER: Final = "profile"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from holdfast.spec.check import checks
 from holdfast.spec.cluster import Cluster, LocalCluster, SshCluster, SshHop, SshHost, cluster_of
+from holdfast.spec.files.load import load_cluster, load_job, review
 from holdfast.spec.job import CheckpointPlan, RecoveryTimeouts, Timeouts, TrainingJob
-from holdfast.spec.load import load_cluster, load_job, review
 from holdfast.spec.slurm import SlurmCluster
 
 __all__ = [

@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from holdfast import paths
-from holdfast.policies.maintenance import MaintenanceWindow
+from holdfast.policies.nodes.maintenance import MaintenanceWindow
 from holdfast.secrets import is_secret_reference
 from holdfast.spec.cluster_settings import (
     BurnInField,
@@ -37,8 +37,8 @@ from holdfast.spec.cluster_settings import (
     QuarantineField,
     check_maintenance,
 )
+from holdfast.spec.files.names import PLAIN_NAME, Interface, NodeNames, Program, contradiction, expand_names, matches
 from holdfast.spec.job import NAME, NonEmptyText, SpecModel
-from holdfast.spec.names import PLAIN_NAME, Interface, NodeNames, Program, contradiction, expand_names, matches
 from holdfast.spec.slurm import SlurmCluster
 
 MAX_LOCAL_NODES = 256

@@ -13,12 +13,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictI
 from pydantic_core import PydanticCustomError
 
 from holdfast.detectors.catalogue import AREAS
-from holdfast.policies.burn_in import BurnInThresholds
-from holdfast.policies.cordons import Rules
-from holdfast.policies.maintenance import MaintenanceWindow
+from holdfast.policies.nodes.burn_in import BurnInThresholds
+from holdfast.policies.nodes.cordons import Rules
+from holdfast.policies.nodes.maintenance import MaintenanceWindow
+from holdfast.spec.files.names import contradiction, expand_names
+from holdfast.spec.files.units import Duration, Percent, PositiveDuration, Size, SizeOrZero, duration_field, percent_bounds, size_field
 from holdfast.spec.job import NonEmptyText, SpecModel
-from holdfast.spec.names import contradiction, expand_names
-from holdfast.spec.units import Duration, Percent, PositiveDuration, Size, SizeOrZero, duration_field, percent_bounds, size_field
 
 
 class Quarantine(SpecModel):

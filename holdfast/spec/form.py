@@ -15,8 +15,8 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from holdfast.errors import BadParameters, Problem
+from holdfast.spec.files.problems import problems_in
 from holdfast.spec.job import MODULE, NAME, TrainingJob, is_policy_file
-from holdfast.spec.problems import problems_in
 
 Schema = dict[str, Any]
 

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from holdfast import paths
 from holdfast.errors import Problem
-from holdfast.spec.units import Duration, Percent, PositiveDuration, Size, duration_field, percent_bounds
+from holdfast.spec.files.units import Duration, Percent, PositiveDuration, Size, duration_field, percent_bounds
 
 MODULE: Final = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
 NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"

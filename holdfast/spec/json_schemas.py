@@ -10,9 +10,9 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from holdfast.spec.cluster import Cluster, LocalCluster
+from holdfast.spec.files.units import DURATION_EXAMPLES, SIZE_EXAMPLES
+from holdfast.spec.files.yaml_text import AS_TEXT
 from holdfast.spec.job import TrainingJob
-from holdfast.spec.units import DURATION_EXAMPLES, SIZE_EXAMPLES
-from holdfast.spec.yaml_text import AS_TEXT
 
 FOLDER: Final = Path(__file__).parent / "schemas"
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"

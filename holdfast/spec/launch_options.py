@@ -14,10 +14,10 @@ import yaml
 from holdfast.errors import Problem
 from holdfast.spec.check import checks
 from holdfast.spec.cluster import Cluster, LocalCluster
+from holdfast.spec.files.load import Draft, allocation, choose_cluster, review_cluster, validated, with_absolute_paths
+from holdfast.spec.files.problems import shown
+from holdfast.spec.files.yaml_text import Document
 from holdfast.spec.job import NAME, TrainingJob
-from holdfast.spec.load import Draft, allocation, choose_cluster, review_cluster, validated, with_absolute_paths
-from holdfast.spec.problems import shown
-from holdfast.spec.yaml_text import Document
 
 Program = Literal["script", "module", "command"]
 OPTION_OF: Final[Mapping[str, str]] = {

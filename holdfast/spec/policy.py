@@ -16,10 +16,14 @@ from holdfast.detectors.all_kinds import CATALOGUE
 from holdfast.detectors.associations import belongs
 from holdfast.detectors.catalogue import NO_ACTION_NEEDED, RecommendedAction
 from holdfast.errors import BadFile, Problem
-from holdfast.policies.case import RecoveryAction
-from holdfast.policies.escalation import NOTING, ORDERS
-from holdfast.policies.policy import BASE, NAMED, Policy
-from holdfast.spec import synonyms
+from holdfast.policies.recovery.case import RecoveryAction
+from holdfast.policies.recovery.escalation import NOTING, ORDERS
+from holdfast.policies.recovery.policy import BASE, NAMED, Policy
+from holdfast.spec.files import synonyms
+from holdfast.spec.files.load import YAML, fields_of, located, read_yaml, validated
+from holdfast.spec.files.problems import nearest, shown
+from holdfast.spec.files.units import Duration, Percent, PositiveDuration
+from holdfast.spec.files.yaml_text import Unreadable
 from holdfast.spec.job import (
     MaxRecoveries,
     MaxRecoveriesWithoutProgress,
@@ -30,10 +34,6 @@ from holdfast.spec.job import (
     TrainingJob,
     is_policy_file,
 )
-from holdfast.spec.load import YAML, fields_of, located, read_yaml, validated
-from holdfast.spec.problems import nearest, shown
-from holdfast.spec.units import Duration, Percent, PositiveDuration
-from holdfast.spec.yaml_text import Unreadable
 
 LONGEST: Final = timedelta(days=30)
 """The longest window in which faults are counted: the history is not read further back."""

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictInt, model_validator
 from pydantic_core import PydanticCustomError
 
-from holdfast.policies.maintenance import MaintenanceWindow
+from holdfast.policies.nodes.maintenance import MaintenanceWindow
 from holdfast.spec.cluster_settings import (
     BurnInField,
     BurnInSettings,
@@ -24,9 +24,9 @@ from holdfast.spec.cluster_settings import (
     QuarantineField,
     check_maintenance,
 )
+from holdfast.spec.files.names import Interface, NodeNames, Program, contradiction, expand_names, matches
+from holdfast.spec.files.units import Duration, PositiveDuration, duration_field
 from holdfast.spec.job import NAME, NonEmptyText, SpecModel
-from holdfast.spec.names import Interface, NodeNames, Program, contradiction, expand_names, matches
-from holdfast.spec.units import Duration, PositiveDuration, duration_field
 
 OptionValue = Annotated[
     str,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.report.wording import listing
+from holdfast.report.text.wording import listing
 from holdfast.support.redactor import Redactor
 
 TAIL: Final = 1024 * 1024

@@ -11,7 +11,7 @@ from holdfast.accounting.ledger import SECOND, TimeCategory
 from holdfast.report import cost_table
 from holdfast.report.pages.configuration import configuration
 from holdfast.report.pages.cost_page import drawn
-from holdfast.report.wording import visible
+from holdfast.report.text.wording import visible
 from tests.report import filled, odd
 from tests.report.parsed import Page
 

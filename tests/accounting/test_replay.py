@@ -14,9 +14,9 @@ from holdfast.detectors.codec import packed
 from holdfast.errors import UnknownOptionValue
 from holdfast.history import DecidedCase, DecisionRecord, Generation, History, Incident, Phase
 from holdfast.history.models import StragglerDecision
-from holdfast.policies.case_codec import VERSION, act_of, to_record
-from holdfast.policies.escalation import POLICIES, Case, RecoveryAction, decide
-from holdfast.policies.policy import NAMED
+from holdfast.policies.recovery.case_codec import VERSION, act_of, to_record
+from holdfast.policies.recovery.escalation import POLICIES, Case, RecoveryAction, decide
+from holdfast.policies.recovery.policy import NAMED
 from holdfast.policies.slowness import StragglerCase
 from tests.history.rows import a_job, an_incident
 from tests.mentions import mentions

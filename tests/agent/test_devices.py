@@ -12,7 +12,7 @@ import pytest
 from holdfast.agent.node.devices import ranks_on
 from holdfast.agent.workers.worker import Worker
 from holdfast.detectors.all_kinds import CATALOGUE
-from holdfast.detectors.xids import UNUSABLE
+from holdfast.detectors.log_lines.xids import UNUSABLE
 
 BUSES = ("0000:18:00.0", "0000:3b:00.0")
 PART, QUOTE = "GPU 0000:3b:00.0", "GPU 0000:3b:00.0: Xid 79, GPU has fallen off the bus"

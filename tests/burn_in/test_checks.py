@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from holdfast.authenticated_listener import MAX_PENDING
-from holdfast.detectors.burn_in_results import CheckMark
+from holdfast.detectors.nodes.burn_in_results import CheckMark
 from holdfast.probe.burn_in.checks import clock as ticking
 from holdfast.probe.burn_in.checks import compute, disk, memory, traffic
 from holdfast.probe.burn_in.checks.core_pool import CoreEnded, judged

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.detectors.burn_in_results import CheckMark
+from holdfast.detectors.nodes.burn_in_results import CheckMark
 from holdfast.probe.burn_in.checks import matrix
 from tests.mentions import mentions
 

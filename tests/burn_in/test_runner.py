@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from holdfast.cluster.local import LocalNodes
-from holdfast.detectors.burn_in_results import Check, CheckMark
-from holdfast.policies.burn_in import BurnInOutcome
+from holdfast.detectors.nodes.burn_in_results import Check, CheckMark
+from holdfast.policies.nodes.burn_in import BurnInOutcome
 from holdfast.probe.burn_in.plan import BurnInPlan
 from holdfast.probe.burn_in.runner import BurnInRunner
 from holdfast.probe.burn_in.session import BurnInSession, LocalBurnInConnections, open_burn_in_connections

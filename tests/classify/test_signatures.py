@@ -10,7 +10,7 @@ from holdfast.classify.classifier import classify_text
 from holdfast.detectors.all_kinds import by_area, by_place, words_of
 from holdfast.detectors.catalogue import AREAS, CATALOGUE, Area, FaultKind
 from holdfast.detectors.evidence import HangLimits, LogLine
-from holdfast.detectors.logs import judge, see_line
+from holdfast.detectors.log_lines.classification import judge, see_line
 from holdfast.detectors.signatures import SIGNATURES, BadSignature, check, load
 from holdfast.detectors.signatures.loading import FILES, HERE
 from tests.each import each

@@ -14,9 +14,9 @@ from holdfast.history import History, cordons
 from holdfast.history.cordons import CordonTable
 from holdfast.history.models import Job
 from holdfast.paths import cluster_directory
-from holdfast.policies.cordons import Node, OperatorRequest, Owner, Rules
-from holdfast.policies.node_states import NodeState
-from holdfast.policies.quarantine import begin_burn_in, quarantine
+from holdfast.policies.nodes.cordons import Node, OperatorRequest, Owner, Rules
+from holdfast.policies.nodes.node_states import NodeState
+from holdfast.policies.nodes.quarantine import begin_burn_in, quarantine
 from holdfast.probe.burn_in.runner import BurnInRunner
 from holdfast.spec import LocalCluster
 from tests.cli.conftest import Command

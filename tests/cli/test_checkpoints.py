@@ -25,7 +25,7 @@ from holdfast.memstore import shared_memory, store_folders
 from holdfast.memstore.reader import RemoteMemstore
 from holdfast.paths import cluster_directory, job_directory
 from holdfast.process import mark_of
-from holdfast.report.wording import NOTHING
+from holdfast.report.text.wording import NOTHING
 from tests.agent.memory_rig import TOKEN, MemoryNode
 from tests.cli.conftest import PROGRAM, Command, environment
 from tests.cli.terminal import ESCAPES, Terminal

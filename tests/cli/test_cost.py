@@ -12,8 +12,8 @@ import pytest
 
 from holdfast.history import DecidedCase, DecisionRecord, queries
 from holdfast.history.store import History
-from holdfast.policies.case_codec import act_of, to_record
-from holdfast.policies.escalation import POLICIES, decide
+from holdfast.policies.recovery.case_codec import act_of, to_record
+from holdfast.policies.recovery.escalation import POLICIES, decide
 from tests.cli.conftest import Command
 from tests.cli.written_history import Author
 from tests.policies.cases import a_case

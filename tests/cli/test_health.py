@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.detectors.codec import unpacked
-from holdfast.detectors.readings import NodeReading
+from holdfast.detectors.nodes.readings import NodeReading
 from tests.cli.conftest import Command
 from tests.readers.conftest import built
 

@@ -17,7 +17,7 @@ from holdfast.exit_codes import OPERATOR_ERROR
 from holdfast.history.models import Job
 from holdfast.history.store import History
 from holdfast.spec import LocalCluster, TrainingJob
-from holdfast.spec.load import load_job
+from holdfast.spec.files.load import load_job
 from tests.cli.conftest import Command
 
 POSITIONAL = {"training_script", "training_script_args"}

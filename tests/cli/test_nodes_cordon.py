@@ -12,8 +12,8 @@ import pytest
 
 from holdfast.history import History, cordons
 from holdfast.history.cordons import CordonTable
-from holdfast.policies.cordons import OperatorRequest, Owner, Rules
-from holdfast.policies.quarantine import quarantine
+from holdfast.policies.nodes.cordons import OperatorRequest, Owner, Rules
+from holdfast.policies.nodes.quarantine import quarantine
 from holdfast.spec import LocalCluster
 from tests.cli.conftest import Command
 from tests.history.rows import service_moves

@@ -11,7 +11,7 @@ from holdfast.detectors.codec import packed
 from holdfast.errors import UnknownPolicy
 from holdfast.history.models import DecisionRecord, Incident, StragglerDecision
 from holdfast.history.store import History
-from holdfast.policies.policy import NAMED
+from holdfast.policies.recovery.policy import NAMED
 from holdfast.policies.slowness import StragglerCase
 from tests.cli.conftest import Command, refused
 from tests.cli.written_history import Author

@@ -15,8 +15,8 @@ from sqlalchemy import Engine, event
 from holdfast.history import FaultRecord, acquire, queries
 from holdfast.history.health_samples import save_sweep
 from holdfast.history.store import History
-from holdfast.policies.node_health import FRESH, HealthAssessment
-from holdfast.report.wording import decided
+from holdfast.policies.nodes.node_health import FRESH, HealthAssessment
+from holdfast.report.text.wording import decided
 from tests.cli.conftest import Command
 from tests.cli.written_history import TRACEBACK, Author, a_verdict
 

@@ -16,10 +16,10 @@ from holdfast.history import History, approvals, cordons
 from holdfast.history.approvals import ISOLATE, KEEP, WITHDRAWN, ApprovalAnswer
 from holdfast.history.cordons import CordonTable
 from holdfast.history.models import ApprovalRequest, Job
-from holdfast.policies.cordons import OperatorRequest, Owner, Rules
-from holdfast.policies.node_faults import NodeFault
-from holdfast.policies.node_states import NodeState
-from holdfast.policies.quarantine import cancel_drain, cordon, drain, return_to_service, uncordon
+from holdfast.policies.nodes.cordons import OperatorRequest, Owner, Rules
+from holdfast.policies.nodes.node_faults import NodeFault
+from holdfast.policies.nodes.node_states import NodeState
+from holdfast.policies.nodes.quarantine import cancel_drain, cordon, drain, return_to_service, uncordon
 from holdfast.spec import LocalCluster
 from holdfast.spec.cluster_settings import Maintenance
 from tests.mentions import mentions

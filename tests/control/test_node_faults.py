@@ -13,7 +13,7 @@ from holdfast.control.faults.node_faults import MAX_COUNTED, MAX_PAST, FaultHist
 from holdfast.detectors.catalogue import Fault
 from holdfast.history import History, queries
 from holdfast.history.models import FaultRecord, Job
-from holdfast.policies.case import PastFault
+from holdfast.policies.recovery.case import PastFault
 
 FAULT = {
     "event": "node.fault",

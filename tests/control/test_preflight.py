@@ -9,7 +9,7 @@ from pathlib import Path
 from holdfast.control.nodes.preflight import Preflight
 from holdfast.history import History
 from holdfast.history.health_samples import save_sweep
-from holdfast.policies.node_health import FRESH, HealthAssessment, HealthFinding, NodeHealthState
+from holdfast.policies.nodes.node_health import FRESH, HealthAssessment, HealthFinding, NodeHealthState
 from holdfast.spec import LocalCluster, cluster_of
 from tests.mentions import mentions
 from tests.waiting import wait_until

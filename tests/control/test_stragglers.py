@@ -15,9 +15,9 @@ from holdfast.control.state.job_log import JobLog
 from holdfast.control.supervisor.requests import Requests
 from holdfast.detectors.catalogue import Fault
 from holdfast.detectors.evidence import StepBreakdown, StepBreakdowns
-from holdfast.detectors.stragglers import LONG
+from holdfast.detectors.training.stragglers import LONG
 from holdfast.history import models
-from holdfast.policies.policy import NAMED
+from holdfast.policies.recovery.policy import NAMED
 from holdfast.policies.slowness import StragglerAction
 from holdfast.spec import TrainingJob
 from tests.mentions import mentions

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.control.config.watched_files import ClusterFile, WatchedPolicy
-from holdfast.policies.policy import NAMED
+from holdfast.policies.recovery.policy import NAMED
 from holdfast.spec import LocalCluster, TrainingJob
-from holdfast.spec.load import load_cluster, load_job
+from holdfast.spec.files.load import load_cluster, load_job
 from tests.mentions import mentions
 from tests.waiting import wait_until
 

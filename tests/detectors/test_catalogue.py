@@ -12,7 +12,7 @@ from holdfast.detectors.associations import follows_step
 from holdfast.detectors.catalogue import CATALOGUE, Attribution, Fault, FaultKind, RecommendedAction, register
 from holdfast.detectors.diagnosis import diagnose, see
 from holdfast.detectors.evidence import LogLine, Sample, WorkerExit
-from holdfast.detectors.exceptions import PEER_LOST
+from holdfast.detectors.training.exceptions import PEER_LOST
 from tests.each import each
 
 KINDS = sorted(name for name, entry in CATALOGUE.items() if not isinstance(entry.unhealthy.evidence, LogLine))

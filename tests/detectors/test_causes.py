@@ -12,7 +12,7 @@ from holdfast.detectors.catalogue import Fault
 from holdfast.detectors.causes import MOST, candidates, device_of, explained, peers_in
 from holdfast.detectors.diagnosis import diagnose, evidence_wait_seconds, see
 from holdfast.detectors.evidence import HangLimits, LogLine
-from holdfast.detectors.outputs import said
+from holdfast.detectors.log_lines.outputs import said
 from tests.detectors.evidence_of import a_killed, an_echo, an_end, an_error, seen
 
 

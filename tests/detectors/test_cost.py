@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.detectors.catalogue import CATALOGUE
 from holdfast.detectors.evidence import LogLine, WorkerExit
-from holdfast.detectors.logs import LONGEST, judge
-from holdfast.detectors.outputs import read, said
+from holdfast.detectors.log_lines.classification import LONGEST, judge
+from holdfast.detectors.log_lines.outputs import read, said
 from holdfast.detectors.signatures import SIGNATURES
 from holdfast.detectors.signatures.loading import REACH, Signature, bounded
 from tests.costs import MOST, RUNS, SMALL, filled, growth, seconds

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.detectors.evidence import GroupProgress, PendingOperation, Progress, RankProgress, RankStatus
-from holdfast.detectors.hang_analysis import explain, operations
+from holdfast.detectors.training.hang_analysis import explain, operations
 from tests.detectors.evidence_of import seen, the_fault
 from tests.mentions import mentions
 

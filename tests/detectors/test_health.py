@@ -8,10 +8,10 @@ import pytest
 
 from holdfast.detectors.catalogue import CATALOGUE
 from holdfast.detectors.evidence import NOT_REQUESTED, Unknown
-from holdfast.detectors.findings import HOUR, THRESHOLDS, ReadingPair, grown, growths
-from holdfast.detectors.gpu_readings import Gpu, GpuReading
-from holdfast.detectors.health import JUDGES, judge, unknown_signals
-from holdfast.detectors.readings import CounterGrowth, NodeReading
+from holdfast.detectors.nodes.findings import HOUR, THRESHOLDS, ReadingPair, grown, growths
+from holdfast.detectors.nodes.gpu_readings import Gpu, GpuReading
+from holdfast.detectors.nodes.health import JUDGES, judge, unknown_signals
+from holdfast.detectors.nodes.readings import CounterGrowth, NodeReading
 
 PARTS = {field.name for field in dataclasses.fields(NodeReading)} - {"node", "at"}
 DARK = Unknown("nobody could look")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.detectors.evidence import HangLimits, Progress, RankProgress, RecoveryTimeout
-from holdfast.detectors.progress import WINDOW, describe_pause, hang_limit, pause_in, suspect
+from holdfast.detectors.training.progress import WINDOW, describe_pause, hang_limit, pause_in, suspect
 from tests.detectors.evidence_of import a_rank, seen, the_fault
 from tests.mentions import mentions
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 from holdfast.detectors.catalogue import Fault
 from holdfast.detectors.diagnosis import Diagnosis, PastFailure, diagnose, see
 from holdfast.detectors.evidence import CheckpointFailure, HangLimits, LogLine, Progress, StartFailure
-from holdfast.detectors.gpu_readings import Xid, XidEvent
-from holdfast.detectors.outputs import said
-from holdfast.policies.escalation import Case
+from holdfast.detectors.log_lines.outputs import said
+from holdfast.detectors.nodes.gpu_readings import Xid, XidEvent
+from holdfast.policies.recovery.escalation import Case
 from tests.detectors.evidence_of import a_rank, a_silence, an_end, an_error
 from tests.each import each
 

@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 
 from holdfast.detectors.evidence import StepBreakdown, StepBreakdowns, StepTimes
-from holdfast.detectors.stragglers import cost_of
+from holdfast.detectors.training.stragglers import cost_of
 from tests.detectors.evidence_of import seen, the_fault
 from tests.mentions import mentions
 

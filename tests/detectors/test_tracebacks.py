@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.detectors.evidence import WorkerException
-from holdfast.detectors.tracebacks import aborted_for_lost_peer, is_lost_peer, places_in, raised_in
+from holdfast.detectors.training.tracebacks import aborted_for_lost_peer, is_lost_peer, places_in, raised_in
 from holdfast.peer_error_patterns import PEER_LOST_ERROR
 from holdfast.runtime import peer_errors
 from holdfast.runtime.groups.control_tree import PeerConnectionLost

@@ -14,7 +14,7 @@ from holdfast.errors import BadFile
 from holdfast.history import History
 from holdfast.history.changes import absorb
 from holdfast.protocol import decode
-from holdfast.spec.load import load_cluster, load_job
+from holdfast.spec.files.load import load_cluster, load_job
 from holdfast.spec.policy import load_policy
 from tests.fuzz.examples import ANYTHING, SOCKETS, mutated
 

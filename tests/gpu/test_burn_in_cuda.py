@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.detectors.burn_in_results import CheckMark
+from holdfast.detectors.nodes.burn_in_results import CheckMark
 from holdfast.probe.burn_in.checks import matrix
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]

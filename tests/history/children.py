@@ -17,8 +17,8 @@ from holdfast.errors import HoldfastError, JobAlreadyRunning
 from holdfast.history import History, LeaseRenewer, acquire, queries
 from holdfast.history.cordons import CordonTable
 from holdfast.history.cordons import apply as apply_cordon
-from holdfast.policies import quarantine as acts
-from holdfast.policies.cordons import Answer, CordonChanged, Node, OperatorRequest, Owner, QuarantineLimits, Rules
+from holdfast.policies.nodes import quarantine as acts
+from holdfast.policies.nodes.cordons import Answer, CordonChanged, Node, OperatorRequest, Owner, QuarantineLimits, Rules
 from tests.history.rows import a_job, a_step
 
 ROOT: Final = Path(__file__).parents[2]

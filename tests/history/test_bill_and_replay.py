@@ -6,8 +6,8 @@ from holdfast.accounting.bill import bill
 from holdfast.accounting.ledger import TimeCategory
 from holdfast.accounting.replay import replay
 from holdfast.history import DecidedCase, DecisionRecord, History, queries
-from holdfast.policies.case_codec import act_of, to_record
-from holdfast.policies.escalation import POLICIES, decide
+from holdfast.policies.recovery.case_codec import act_of, to_record
+from holdfast.policies.recovery.escalation import POLICIES, decide
 from tests.policies.cases import a_case
 from tests.report import filled
 

@@ -14,8 +14,8 @@ from sqlmodel import select
 from holdfast.history import History, NodeCordon, ServiceTransition
 from holdfast.history import cordons as record
 from holdfast.history.cordons import CordonTable, apply
-from holdfast.policies import quarantine as acts
-from holdfast.policies.cordons import (
+from holdfast.policies.nodes import quarantine as acts
+from holdfast.policies.nodes.cordons import (
     Answer,
     CordonChanged,
     CordonKind,
@@ -27,7 +27,7 @@ from holdfast.policies.cordons import (
     QuarantineLimits,
     Rules,
 )
-from holdfast.policies.node_states import NodeState
+from holdfast.policies.nodes.node_states import NodeState
 from tests.history.children import Child
 from tests.history.rows import service_moves
 from tests.policies.test_quarantine_properties import NAMES, RULES, Wards

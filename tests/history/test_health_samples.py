@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.detectors.probe_result import NodeProbe, UnansweredProbe
-from holdfast.detectors.readings import ClockReading, NodeReading
+from holdfast.detectors.nodes.probe_result import NodeProbe, UnansweredProbe
+from holdfast.detectors.nodes.readings import ClockReading, NodeReading
 from holdfast.history import HealthSample, History
 from holdfast.history.health_samples import KnownHealth, health_by_node, latest_health, save_sweep
-from holdfast.policies.node_health import HealthAssessment, assess_health, health_change
+from holdfast.policies.nodes.node_health import HealthAssessment, assess_health, health_change
 from tests.history.rows import health_changes
 
 

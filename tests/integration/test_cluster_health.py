@@ -14,7 +14,7 @@ from holdfast.cluster.local import LocalNodes
 from holdfast.flows.cluster_health import cluster_health
 from holdfast.history import History
 from holdfast.history.health_samples import health_by_node
-from holdfast.report.node_text import CELL
+from holdfast.report.text.node_text import CELL
 from tests.history.rows import health_changes
 from tests.integration.conftest import PrefectServer
 from tests.integration.test_prefect_shows import asked

@@ -19,7 +19,7 @@ import pytest
 
 from holdfast.cli.watch import request_stop
 from holdfast.history import FaultRecord, queries
-from holdfast.policies.policy import PolicyTimeouts
+from holdfast.policies.recovery.policy import PolicyTimeouts
 from holdfast.testing.chaos import Placed
 from tests.hosts.fixture import rack_of
 from tests.hosts.host import Direction, Host, Whom

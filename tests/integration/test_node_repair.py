@@ -14,9 +14,9 @@ import pytest
 
 from holdfast.history import History, cordons
 from holdfast.history.cordons import CordonTable
-from holdfast.policies.cordons import CordonedFault, OperatorRequest, Owner, Rules
-from holdfast.policies.node_states import NodeState
-from holdfast.policies.quarantine import cordon, quarantine, return_to_service
+from holdfast.policies.nodes.cordons import CordonedFault, OperatorRequest, Owner, Rules
+from holdfast.policies.nodes.node_states import NodeState
+from holdfast.policies.nodes.quarantine import cordon, quarantine, return_to_service
 from tests.history.rows import service_moves
 from tests.integration.conftest import PrefectServer
 from tests.integration.test_prefect_shows import asked

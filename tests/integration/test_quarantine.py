@@ -14,7 +14,7 @@ import pytest
 from holdfast.history import FaultRecord, approvals, cordons, queries
 from holdfast.history.health_samples import save_sweep
 from holdfast.history.models import ApprovalRequest
-from holdfast.policies.node_health import HealthAssessment, HealthFinding
+from holdfast.policies.nodes.node_health import HealthAssessment, HealthFinding
 from tests.history.rows import service_moves
 from tests.integration.prefect_api import ask
 from tests.integration.stage import BOOTED, Play, Stage

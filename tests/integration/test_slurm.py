@@ -16,8 +16,8 @@ import pytest
 from holdfast import exit_codes
 from holdfast.history import cordons, holder_of, queries
 from holdfast.history.cordons import CordonTable
-from holdfast.policies.cordons import Answer, CordonChanged, Node, OperatorRequest, Owner
-from holdfast.policies.quarantine import cordon, uncordon
+from holdfast.policies.nodes.cordons import Answer, CordonChanged, Node, OperatorRequest, Owner
+from holdfast.policies.nodes.quarantine import cordon, uncordon
 from holdfast.spec import SlurmCluster
 from holdfast.testing.chaos import Chaos
 from tests.integration.conftest import PrefectServer

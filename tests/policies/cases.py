@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast.detectors.catalogue import Fault
 from holdfast.detectors.diagnosis import Diagnosis
-from holdfast.policies.escalation import POLICIES, Case, Decision, PastRecovery, RecoveryAction, decide
+from holdfast.policies.recovery.escalation import POLICIES, Case, Decision, PastRecovery, RecoveryAction, decide
 
 NOW = 10_000.0
 

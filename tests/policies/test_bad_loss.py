@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from holdfast.detectors.catalogue import Fault, RecommendedAction, RecommendedActions
-from holdfast.policies.case import Case, Pass, RecoveryAction
-from holdfast.policies.escalation import RollBack
-from holdfast.policies.policy import NAMED, Policy
+from holdfast.policies.recovery.case import Case, Pass, RecoveryAction
+from holdfast.policies.recovery.escalation import RollBack
+from holdfast.policies.recovery.policy import NAMED, Policy
 from tests.mentions import mentions
 from tests.policies.cases import NOW, a_case, a_recovery
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.detectors.burn_in_results import Check, CheckMark
 from holdfast.detectors.codec import MalformedData, packed, unpacked
-from holdfast.policies.burn_in import BurnInThresholds, apply_thresholds, outcome, seen
+from holdfast.detectors.nodes.burn_in_results import Check, CheckMark
+from holdfast.policies.nodes.burn_in import BurnInThresholds, apply_thresholds, outcome, seen
 from tests.mentions import mentions
 
 LIMITS = BurnInThresholds(disk=100.0, network=50.0, latency=2.0, clock=1.0)

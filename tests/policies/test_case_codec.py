@@ -13,8 +13,17 @@ from hypothesis import strategies as st
 
 from holdfast.detectors.catalogue import CATALOGUE, Fault
 from holdfast.detectors.diagnosis import diagnose
-from holdfast.policies.case_codec import MANY_FAULTS, MOST_BYTES, MOST_FAULTS, VERSION, UnreadableCase, bounded, from_record, to_record
-from holdfast.policies.escalation import POLICIES, Case, RecoveryAction, decide
+from holdfast.policies.recovery.case_codec import (
+    MANY_FAULTS,
+    MOST_BYTES,
+    MOST_FAULTS,
+    VERSION,
+    UnreadableCase,
+    bounded,
+    from_record,
+    to_record,
+)
+from holdfast.policies.recovery.escalation import POLICIES, Case, RecoveryAction, decide
 from tests.policies.cases import NOW, a_case
 from tests.policies.test_escalation_properties import cases
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.policies.drains import AGAIN, STOP, Drain, DrainAction, DrainView, ends_at, next_action
-from holdfast.policies.escalation import RecoveryAction
-from holdfast.policies.node_faults import find_node_faults
+from holdfast.policies.nodes.drains import AGAIN, STOP, Drain, DrainAction, DrainView, ends_at, next_action
+from holdfast.policies.nodes.node_faults import find_node_faults
+from holdfast.policies.recovery.escalation import RecoveryAction
 from tests.policies.cases import a_case, decided
 
 NOW = 1_000_000.0

@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.detectors.all_kinds import CATALOGUE
 from holdfast.detectors.associations import follows_step
-from holdfast.policies.escalation import POLICIES, Case, Decision, Pass, RecoveryAction, RecoveryBudget, decide
-from holdfast.policies.policy import BASE, NAMED
+from holdfast.policies.recovery.escalation import POLICIES, Case, Decision, Pass, RecoveryAction, RecoveryBudget, decide
+from holdfast.policies.recovery.policy import BASE, NAMED
 from holdfast.spec import TrainingJob
 from holdfast.spec.job import POLICIES as NAMES
 from tests.each import each

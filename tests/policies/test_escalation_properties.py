@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from holdfast.detectors.all_kinds import CATALOGUE
 from holdfast.detectors.catalogue import Fault, RecommendedAction, RecommendedActions
 from holdfast.detectors.diagnosis import Diagnosis
-from holdfast.policies.case import PastFault
-from holdfast.policies.escalation import (
+from holdfast.policies.nodes.placement import members_after, membership_after
+from holdfast.policies.recovery.case import PastFault
+from holdfast.policies.recovery.escalation import (
     POLICIES,
     Case,
     Decision,
@@ -23,8 +24,7 @@ from holdfast.policies.escalation import (
     RestartAgain,
     decide,
 )
-from holdfast.policies.in_process import unhealthy_ranks
-from holdfast.policies.placement import members_after, membership_after
+from holdfast.policies.recovery.in_process import unhealthy_ranks
 from tests.policies.cases import NOW, a_diagnosis
 
 NODES = tuple("abcdefgh")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.policies.maintenance import MaintenanceWindow, planned_outage
+from holdfast.policies.nodes.maintenance import MaintenanceWindow, planned_outage
 
 BEGINS = datetime(2026, 12, 1, 22, 0, tzinfo=UTC)
 AT = BEGINS.timestamp()

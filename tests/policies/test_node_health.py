@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.detectors.evidence import Unknown
-from holdfast.detectors.probe_result import NodeProbe, ProbeOutcome, UnansweredProbe
-from holdfast.detectors.readings import (
+from holdfast.detectors.nodes.probe_result import NodeProbe, ProbeOutcome, UnansweredProbe
+from holdfast.detectors.nodes.readings import (
     ClockReading,
     HostReading,
     KernelLine,
@@ -22,7 +22,7 @@ from holdfast.detectors.readings import (
     ServiceReading,
     ServiceState,
 )
-from holdfast.policies.node_health import CLEAN, FRESH, HELD, HealthAssessment, NodeHealthState, assess_health, health_change
+from holdfast.policies.nodes.node_health import CLEAN, FRESH, HELD, HealthAssessment, NodeHealthState, assess_health, health_change
 from tests.mentions import mentions
 
 FATAL = "NVRM: Xid (PCI:0000:18:00): 79, pid=42, GPU has fallen off the bus."
@@ -178,7 +178,7 @@ def test_a_first_probe_with_faults_is_reported(found: ProbeOutcome) -> None:
 def test_a_kind_from_logs_keeps_its_action_in_another_process() -> None:
     """Who looks next may have read no signature yet: an unhealthy node must not get better by that."""
     made = "HealthFinding(kind='journal-aborted', part='p', quote='q', since=0.0, seen=0.0)"
-    program = f"from holdfast.policies.node_health import HealthFinding\nprint({made}.recommended_action)"
+    program = f"from holdfast.policies.nodes.node_health import HealthFinding\nprint({made}.recommended_action)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "evict"
 

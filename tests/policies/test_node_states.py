@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from holdfast.policies.node_states import IN_SERVICE, NODE_MOVES, NodeEvent, NodeState, move_node
+from holdfast.policies.nodes.node_states import IN_SERVICE, NODE_MOVES, NodeEvent, NodeState, move_node
 from holdfast.policies.states import UnlistedTransition
 from tests.policies.shape import reached
 

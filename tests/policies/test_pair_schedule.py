@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.detectors.burn_in_results import CheckMark
-from holdfast.policies.pair_schedule import PairTest, findings, next_round
+from holdfast.detectors.nodes.burn_in_results import CheckMark
+from holdfast.policies.nodes.pair_schedule import PairTest, findings, next_round
 from tests.mentions import mentions
 
 ROUNDS = 3

@@ -7,8 +7,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.policies.escalation import Decision, RecoveryAction
-from holdfast.policies.placement import members_after, place
+from holdfast.policies.nodes.placement import members_after, place
+from holdfast.policies.recovery.escalation import Decision, RecoveryAction
 
 MEMBERS = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=8, unique=True).map(tuple)
 CHOICE = st.randoms(use_true_random=False)

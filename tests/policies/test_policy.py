@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from holdfast.detectors.catalogue import RecommendedAction
-from holdfast.policies.case import RecoveryAction, RecoveryBudget
-from holdfast.policies.escalation import ORDERS, POLICIES
-from holdfast.policies.policy import NAMED, Policy, PolicyTimeouts
+from holdfast.policies.recovery.case import RecoveryAction, RecoveryBudget
+from holdfast.policies.recovery.escalation import ORDERS, POLICIES
+from holdfast.policies.recovery.policy import NAMED, Policy, PolicyTimeouts
 from tests.policies.cases import a_case, a_recovery
 
 

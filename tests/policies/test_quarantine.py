@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, Fault, RecommendedAction, RecommendedActions
 from holdfast.detectors.diagnosis import Diagnosis
-from holdfast.policies.cordons import (
+from holdfast.policies.nodes.cordons import (
     Answer,
     CordonChanged,
     CordonedFault,
@@ -23,9 +23,9 @@ from holdfast.policies.cordons import (
     TransitionRefused,
     describe,
 )
-from holdfast.policies.node_faults import find_node_faults, isolating_fault
-from holdfast.policies.node_states import NodeState
-from holdfast.policies.quarantine import (
+from holdfast.policies.nodes.node_faults import find_node_faults, isolating_fault
+from holdfast.policies.nodes.node_states import NodeState
+from holdfast.policies.nodes.quarantine import (
     begin_burn_in,
     cordon,
     decommission,

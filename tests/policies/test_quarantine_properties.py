@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast.policies import quarantine as needs_action
-from holdfast.policies.cordons import (
+from holdfast.policies.nodes import quarantine as needs_action
+from holdfast.policies.nodes.cordons import (
     TESTABLE,
     Answer,
     BurnInAttempt,
@@ -26,7 +26,7 @@ from holdfast.policies.cordons import (
     TransitionRefused,
     state_of,
 )
-from holdfast.policies.node_states import IN_SERVICE, NODE_MOVES, NodeState
+from holdfast.policies.nodes.node_states import IN_SERVICE, NODE_MOVES, NodeState
 
 NAMES = ("a", "b", "c", "d", "e")
 A_NODE = st.sampled_from(NAMES)

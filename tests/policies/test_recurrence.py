@@ -9,9 +9,9 @@ import pytest
 
 from holdfast.detectors.catalogue import Fault, RecommendedAction, RecommendedActions
 from holdfast.detectors.diagnosis import Diagnosis
-from holdfast.policies.case import Case, HotSpare, Noted, Pass, PastFault, RecoveryAction
-from holdfast.policies.escalation import POLICIES, decide
-from holdfast.policies.recurrence import ExcuseWhenCorrelated, LeaveWhenFlapping, LeaveWhenRecurring
+from holdfast.policies.recovery.case import Case, HotSpare, Noted, Pass, PastFault, RecoveryAction
+from holdfast.policies.recovery.escalation import POLICIES, decide
+from holdfast.policies.recovery.recurrence import ExcuseWhenCorrelated, LeaveWhenFlapping, LeaveWhenRecurring
 from tests.mentions import mentions
 from tests.policies.cases import NOW, a_case, a_recovery, decided
 

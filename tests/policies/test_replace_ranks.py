@@ -8,10 +8,10 @@ import pytest
 
 from holdfast.detectors.catalogue import Fault
 from holdfast.detectors.diagnosis import Diagnosis
-from holdfast.policies.case import Case, Decision, HotSpare, Pass, Placement, RecoveryAction
-from holdfast.policies.escalation import POLICIES, decide
-from holdfast.policies.in_process import ReplaceRanks
-from holdfast.policies.placement import membership_after, nodes_needed, place, with_spares
+from holdfast.policies.nodes.placement import membership_after, nodes_needed, place, with_spares
+from holdfast.policies.recovery.case import Case, Decision, HotSpare, Pass, Placement, RecoveryAction
+from holdfast.policies.recovery.escalation import POLICIES, decide
+from holdfast.policies.recovery.in_process import ReplaceRanks
 from tests.mentions import mentions
 from tests.policies.cases import NOW, a_recovery
 

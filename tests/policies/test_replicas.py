@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.policies.replicas import assign_replica_nodes
+from holdfast.policies.nodes.replicas import assign_replica_nodes
 
 NODES = st.lists(st.sampled_from("abcdefghij"), min_size=1, max_size=10, unique=True)
 DOMAINS = st.dictionaries(st.sampled_from("abcdefghij"), st.sampled_from("xyz"))

@@ -5,11 +5,20 @@ from __future__ import annotations
 import pytest
 
 from holdfast.detectors.all_kinds import CATALOGUE
-from holdfast.detectors.burn_in_results import Check, CheckMark
 from holdfast.detectors.catalogue import COMPONENTS, RecommendedAction
-from holdfast.policies.burn_in import explain_still_isolated, outcome
-from holdfast.policies.cordons import CordonedFault
-from holdfast.policies.required_checks import BY_ATTRIBUTION, EXERCISES, OF_COMPONENT, UNTESTED, NodePart, part_of, parts_to_test, unproven
+from holdfast.detectors.nodes.burn_in_results import Check, CheckMark
+from holdfast.policies.nodes.burn_in import explain_still_isolated, outcome
+from holdfast.policies.nodes.cordons import CordonedFault
+from holdfast.policies.nodes.required_checks import (
+    BY_ATTRIBUTION,
+    EXERCISES,
+    OF_COMPONENT,
+    UNTESTED,
+    NodePart,
+    part_of,
+    parts_to_test,
+    unproven,
+)
 from tests.mentions import mentions
 
 SOUND = tuple(Check(name=name, mark=CheckMark.PASSED, words="fine") for name in ("compute", "memory", "disk", "clock", "network"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from holdfast.detectors.catalogue import Fault, RecommendedAction, RecommendedActions
-from holdfast.policies.case import Case, Decision, Pass, RecoveryAction
-from holdfast.policies.escalation import POLICIES, decide
-from holdfast.policies.in_process import RetryStep
+from holdfast.policies.recovery.case import Case, Decision, Pass, RecoveryAction
+from holdfast.policies.recovery.escalation import POLICIES, decide
+from holdfast.policies.recovery.in_process import RetryStep
 from tests.mentions import mentions
 from tests.policies.cases import NOW, a_recovery
 from tests.policies.test_replace_ranks import a_loss

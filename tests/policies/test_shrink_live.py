@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from holdfast.detectors.catalogue import Fault
 from holdfast.detectors.diagnosis import Diagnosis
-from holdfast.policies.case import Case, Decision, HotSpare, ModelCopies, Pass, Placement, RecoveryAction
-from holdfast.policies.case_codec import from_record, to_record
-from holdfast.policies.escalation import ORDERS, POLICIES, decide
-from holdfast.policies.in_process import ShrinkLive, complete_copies, placements_to_grow, restart_pays_off
-from holdfast.policies.placement import membership_after
+from holdfast.policies.nodes.placement import membership_after
+from holdfast.policies.recovery.case import Case, Decision, HotSpare, ModelCopies, Pass, Placement, RecoveryAction
+from holdfast.policies.recovery.case_codec import from_record, to_record
+from holdfast.policies.recovery.escalation import ORDERS, POLICIES, decide
+from holdfast.policies.recovery.in_process import ShrinkLive, complete_copies, placements_to_grow, restart_pays_off
 from tests.mentions import mentions
 from tests.policies.cases import NOW, a_recovery
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.detectors.codec import packed, unpacked
-from holdfast.policies.policy import NAMED
+from holdfast.policies.recovery.policy import NAMED
 from holdfast.policies.slowness import (
     PAUSE,
     RECOVERY,

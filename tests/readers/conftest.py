@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.detectors.codec import unpacked
 from holdfast.detectors.evidence import Unknown
-from holdfast.detectors.gpu_readings import Gpu, GpuReading
+from holdfast.detectors.nodes.gpu_readings import Gpu, GpuReading
 from holdfast.probe.readers.local import read_node
 
 ROOT = Path(__file__).parent.parent.parent

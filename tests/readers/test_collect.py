@@ -14,8 +14,8 @@ import pytest
 
 from holdfast.detectors.codec import MalformedData, packed, unpacked
 from holdfast.detectors.evidence import Unknown
-from holdfast.detectors.health import judge, unknown_signals
-from holdfast.detectors.readings import (
+from holdfast.detectors.nodes.health import judge, unknown_signals
+from holdfast.detectors.nodes.readings import (
     ClockReading,
     Disk,
     HostReading,
@@ -65,7 +65,7 @@ def test_the_program_needs_no_package(tmp_path: Path) -> None:
 def test_the_program_carries_the_readers_and_what_they_need() -> None:
     """Neither the catalogue nor the command line."""
     carried = set(sources()) - {"pynvml"}
-    assert {"holdfast.detectors.readings", "holdfast.probe.readers.collect", "holdfast.probe.readers.gpus"} <= carried
+    assert {"holdfast.detectors.nodes.readings", "holdfast.probe.readers.collect", "holdfast.probe.readers.gpus"} <= carried
     assert all(name.startswith(("holdfast.probe.readers.", "holdfast.detectors.")) for name in carried)
     assert not carried & {"holdfast.detectors.catalogue", "holdfast.probe.readers.local"}
 

@@ -9,9 +9,9 @@ import pytest
 
 from holdfast.detectors.catalogue import Fault
 from holdfast.detectors.evidence import Unknown
-from holdfast.detectors.gpu_readings import Ecc, Fabric, Gpu, GpuProcess, GpuReading, Heat, Pcie, RemappedRows
-from holdfast.detectors.health import judge
-from holdfast.detectors.readings import KernelLine, KernelReading, NodeReading
+from holdfast.detectors.nodes.gpu_readings import Ecc, Fabric, Gpu, GpuProcess, GpuReading, Heat, Pcie, RemappedRows
+from holdfast.detectors.nodes.health import judge
+from holdfast.detectors.nodes.readings import KernelLine, KernelReading, NodeReading
 from holdfast.probe.readers.gpus import read_gpus
 from tests.readers.conftest import StandIn
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.detectors.evidence import HangLimits
-from holdfast.detectors.health import judge, see_growth
-from holdfast.detectors.readings import CounterGrowth, KernelLine, KernelReading, NodeReading
-from holdfast.detectors.xids import xid_of
+from holdfast.detectors.log_lines.xids import xid_of
+from holdfast.detectors.nodes.health import judge, see_growth
+from holdfast.detectors.nodes.readings import CounterGrowth, KernelLine, KernelReading, NodeReading
 from holdfast.probe.readers.kernel import ELSEWHERE, KernelLog, parsed, read_kernel
 
 KMSG = Path("/dev/kmsg")

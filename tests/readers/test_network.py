@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.detectors.evidence import Unknown
-from holdfast.detectors.health import judge
-from holdfast.detectors.readings import Counters, IbPort, NetworkReading, Nic, NodeReading
+from holdfast.detectors.nodes.health import judge
+from holdfast.detectors.nodes.readings import Counters, IbPort, NetworkReading, Nic, NodeReading
 from holdfast.probe.readers.network import driver_counters, read_network
 
 Tree = Callable[[dict[str, str]], Path]

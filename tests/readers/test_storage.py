@@ -12,8 +12,8 @@ import pytest
 
 from holdfast.detectors.catalogue import Fault
 from holdfast.detectors.evidence import Unknown
-from holdfast.detectors.health import judge
-from holdfast.detectors.readings import Mount, NodeReading, StorageReading
+from holdfast.detectors.nodes.health import judge
+from holdfast.detectors.nodes.readings import Mount, NodeReading, StorageReading
 from holdfast.probe.readers.storage import mounted, read_disks, with_space
 from tests.mentions import mentions
 

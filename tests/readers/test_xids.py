@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.detectors.diagnosis import see
 from holdfast.detectors.evidence import HangLimits
-from holdfast.detectors.gpu_readings import Xid, XidEvent
+from holdfast.detectors.nodes.gpu_readings import Xid, XidEvent
 from tests.readers.conftest import StandIn
 
 ROOT = Path(__file__).parent.parent.parent

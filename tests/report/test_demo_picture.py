@@ -10,7 +10,7 @@ from docs.picture import MOST_BYTES, PICTURE, picture
 from holdfast.history.models import Job
 from holdfast.history.store import History
 from holdfast.report.pages.job_history import JobHistory
-from holdfast.report.wording import duration
+from holdfast.report.text.wording import duration
 from tests.report import filled, odd
 
 Stories = Callable[[Callable[[History], Job]], JobHistory]

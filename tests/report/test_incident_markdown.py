@@ -14,10 +14,11 @@ from markdown_it.token import Token
 
 from holdfast.history.models import DecisionRecord, FaultRecord, Incident, Job, Phase
 from holdfast.history.store import History
-from holdfast.report import incident_text, phases, wording
+from holdfast.report import phases
 from holdfast.report.case import IncidentCase
-from holdfast.report.markdown import incident_markdown, plain
 from holdfast.report.pages.job_history import JobHistory
+from holdfast.report.text import incident_text, wording
+from holdfast.report.text.markdown import incident_markdown, plain
 from tests.cli.written_history import a_verdict
 from tests.mentions import one_line_mentions
 from tests.report import filled, odd

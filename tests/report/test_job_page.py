@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.history.models import ApprovalRequest
-from holdfast.report.incident_text import short, with_time
 from holdfast.report.job_page import MOST_INCIDENTS, MOST_NODES, JobFacts, description, job_page, progress_text
-from holdfast.report.markdown import plain
+from holdfast.report.text.incident_text import short, with_time
+from holdfast.report.text.markdown import plain
 from tests.mentions import one_line_mentions
 from tests.report.test_incident_markdown import shape
 from tests.report.test_notifications import ended

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from holdfast.history.models import FaultRecord, Snapshots
-from holdfast.report import memory, wording
-from holdfast.report.wording import duration
+from holdfast.report import memory
+from holdfast.report.text import wording
+from holdfast.report.text.wording import duration
 from tests.mentions import mentions
 
 REPLICATED: dict[str, Any] = {"checkpoint": {"memory": {"interval": 1, "replicas": 1}}}

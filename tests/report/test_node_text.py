@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from holdfast.detectors.burn_in_results import Check, CheckMark
-from holdfast.policies.burn_in import BurnInOutcome, outcome
-from holdfast.policies.cordons import CordonedFault
-from holdfast.policies.node_states import NodeState
-from holdfast.policies.required_checks import parts_to_test
-from holdfast.report.node_text import burn_ins_in_short, burn_ins_markdown
+from holdfast.detectors.nodes.burn_in_results import Check, CheckMark
+from holdfast.policies.nodes.burn_in import BurnInOutcome, outcome
+from holdfast.policies.nodes.cordons import CordonedFault
+from holdfast.policies.nodes.node_states import NodeState
+from holdfast.policies.nodes.required_checks import parts_to_test
+from holdfast.report.text.node_text import burn_ins_in_short, burn_ins_markdown
 
 SOUND = Check(name="compute", mark=CheckMark.PASSED, words="every answer is the known one", figures={"cores": 8.0}, seconds=21.0)
 ODD = Check(name="disk", mark=CheckMark.FAILED, words="*block* 3 | of <4>\nwas read wrong", devices=("/", "sda1"))

@@ -14,10 +14,10 @@ from matplotlib.image import imread
 
 from holdfast.errors import NoProfile, NotWritable
 from holdfast.history.store import History
-from holdfast.report import profile_text as words
 from holdfast.report import write_profile
-from holdfast.report.pages.schedule import KINDS, MOST_LANES, copies, work
+from holdfast.report.pages.charts.schedule import KINDS, MOST_LANES, copies, work
 from holdfast.report.profiles import JobProfile, read
+from holdfast.report.text import profile_text as words
 from tests.report import filled, profile_files
 from tests.report.parsed import Page
 from tests.report.test_layout import recorded

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast.control.state.incidents import PHASES
 from holdfast.history.models import Phase
 from holdfast.history.store import History
-from holdfast.report.pages.axes import time_ticks
+from holdfast.report.pages.charts.axes import time_ticks
 from holdfast.report.pages.job_history import read_history
 from holdfast.report.pages.report_page import page
 from holdfast.report.phases import KINDS, OTHER, kind_of, parts

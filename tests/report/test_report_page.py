@@ -24,17 +24,18 @@ from holdfast.detectors.catalogue import CATALOGUE
 from holdfast.errors import NotWritable
 from holdfast.history.models import FaultRecord, Incident, IncidentDiagnosis, Job, JobEvent, JobTransition, NodeStatusChange
 from holdfast.history.store import History
-from holdfast.report import memory, wording, write_cost, write_report
+from holdfast.report import memory, write_cost, write_report
 from holdfast.report.case import IncidentCase
 from holdfast.report.cost_table import hours
 from holdfast.report.next_steps import next_steps
-from holdfast.report.pages.drawing import SvgTheme
+from holdfast.report.pages.charts.drawing import SvgTheme
+from holdfast.report.pages.charts.throughput import rate_changes
+from holdfast.report.pages.charts.timeline import job_spans
 from holdfast.report.pages.job_history import JobHistory, StepColumns, read_history
 from holdfast.report.pages.report_page import page, tiles
-from holdfast.report.pages.throughput import rate_changes
-from holdfast.report.pages.timeline import job_spans
 from holdfast.report.phases import parts
-from holdfast.report.wording import count, duration, on_target, recovery_details, share
+from holdfast.report.text import wording
+from holdfast.report.text.wording import count, duration, on_target, recovery_details, share
 from tests.mentions import mentions
 from tests.report import filled, odd
 from tests.report.parsed import Element, Page
@@ -341,7 +342,7 @@ def test_a_place_that_cannot_be_written_is_the_operators_to_mend(history: Histor
 
 def test_nothing_heavy_is_imported_before_a_report_is_drawn() -> None:
     """The command line imports `holdfast.report`, the flow its Markdown."""
-    program = "import sys, holdfast.report, holdfast.report.markdown; print(*sys.modules)"
+    program = "import sys, holdfast.report, holdfast.report.text.markdown; print(*sys.modules)"
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
     assert not {"matplotlib", "numpy", "jinja2", "torch", "prefect"} & set(child.stdout.split())
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from holdfast.report.pages.thinning import Floats, around, smoothed, thin, thin_pieces
+from holdfast.report.pages.charts.thinning import Floats, around, smoothed, thin, thin_pieces
 
 heights = st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=1, max_size=400)
 columns = st.integers(min_value=1, max_value=30)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.history.models import Incident
-from holdfast.report import wording
 from holdfast.report.case import evidence_of
+from holdfast.report.text import wording
 
 
 @pytest.mark.parametrize(

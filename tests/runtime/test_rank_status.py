@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from holdfast.control.faults.rank_status import parse_rank_status
 from holdfast.detectors.evidence import RankProgress
-from holdfast.detectors.hang_analysis import explain
+from holdfast.detectors.training.hang_analysis import explain
 from holdfast.runtime.groups.operations import MAX_PENDING, InFlightOperations
 from holdfast.runtime.telemetry.rank_status import QUERIES, answer_queries
 from tests.runtime.flow_double import FlowDouble, Job

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import BadFile, Problem
 from holdfast.spec import LocalCluster, load_cluster, load_job
-from holdfast.spec.load import kind_of_file
+from holdfast.spec.files.load import kind_of_file
 from tests.mentions import mentions
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.errors import BadFile
 from holdfast.spec import LocalCluster, SlurmCluster, cluster_of, load_cluster
-from holdfast.spec.names import expand_names
+from holdfast.spec.files.names import expand_names
 
 PLAN = """
 nodes: 12

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from holdfast.control.config.worker_env import prepare_fields
 from holdfast.history import Job
 from holdfast.spec import LocalCluster, TrainingJob
+from holdfast.spec.files.problems import problems_in
+from holdfast.spec.files.units import parse_size
 from holdfast.spec.job import MemoryPlan
-from holdfast.spec.problems import problems_in
-from holdfast.spec.units import parse_size
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from holdfast.spec import LocalCluster, TrainingJob
-from holdfast.spec.units import format_duration, parse_duration
+from holdfast.spec.files.units import format_duration, parse_duration
 
 
 def parts(model: type[BaseModel]) -> Iterator[type[BaseModel]]:

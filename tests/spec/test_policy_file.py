@@ -12,13 +12,13 @@ from holdfast.detectors.all_kinds import CATALOGUE
 from holdfast.detectors.associations import belongs
 from holdfast.detectors.catalogue import NO_ACTION_NEEDED, RecommendedAction
 from holdfast.errors import BadFile
-from holdfast.policies.case import RecoveryAction, RecoveryBudget
-from holdfast.policies.escalation import ORDERS
-from holdfast.policies.policy import NAMED, PolicyTimeouts
+from holdfast.policies.recovery.case import RecoveryAction, RecoveryBudget
+from holdfast.policies.recovery.escalation import ORDERS
+from holdfast.policies.recovery.policy import NAMED, PolicyTimeouts
 from holdfast.spec import RecoveryTimeouts, Timeouts, TrainingJob, load_job, review
+from holdfast.spec.files.problems import model_in
+from holdfast.spec.files.units import format_duration
 from holdfast.spec.policy import PolicyFile, load_policy, policy_for, policy_of, review_policy
-from holdfast.spec.problems import model_in
-from holdfast.spec.units import format_duration
 from tests.mentions import mentions
 
 

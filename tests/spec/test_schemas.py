@@ -11,10 +11,10 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from holdfast.errors import BadFile
+from holdfast.spec.files.load import load_cluster, load_job
+from holdfast.spec.files.yaml_text import Document
 from holdfast.spec.json_schemas import FOLDER, SCHEMAS, text_of
-from holdfast.spec.load import load_cluster, load_job
 from holdfast.spec.policy import load_policy
-from holdfast.spec.yaml_text import Document
 
 ROOT = Path(__file__).parents[2]
 MARK = re.compile(r"# yaml-language-server: \$schema=(\S+)")

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from holdfast.spec import LocalCluster, SlurmCluster, SshCluster, TrainingJob, synonyms
+from holdfast.spec import LocalCluster, SlurmCluster, SshCluster, TrainingJob
+from holdfast.spec.files import synonyms
+from holdfast.spec.files.problems import model_in, problems_in
 from holdfast.spec.policy import PolicyFile, review_policy
-from holdfast.spec.problems import model_in, problems_in
 
 RIGHT: dict[type[BaseModel], dict[str, Any]] = {
     TrainingJob: {"name": "a", "script": "b.py"},

@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from holdfast.spec import LocalCluster
-from holdfast.spec.problems import problems_in
-from holdfast.spec.units import format_percent, parse_percent
+from holdfast.spec.files.problems import problems_in
+from holdfast.spec.files.units import format_percent, parse_percent
 
 
 @pytest.mark.parametrize("text", ["0%", "0.00005%", "0.000001%", "1%", "12.5%", "33.333333%", "100%"])

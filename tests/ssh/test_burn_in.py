@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from holdfast.cluster.ssh import SshBurnInConnections
-from holdfast.detectors.burn_in_results import CheckMark
+from holdfast.detectors.nodes.burn_in_results import CheckMark
 from holdfast.probe.burn_in.plan import BurnInPlan
 from holdfast.probe.burn_in.runner import BurnInRunner
 from tests.mentions import mentions

@@ -12,7 +12,7 @@ from paramiko.hostkeys import InvalidHostKey
 from holdfast.cluster.ssh import known_hosts
 from holdfast.cluster.ssh.known_hosts import KnownHosts, name_in_file
 from holdfast.detectors.evidence import Unknown
-from holdfast.detectors.readings import NodeReading
+from holdfast.detectors.nodes.readings import NodeReading
 from holdfast.errors import UnusableFile
 from holdfast.probe.remote.program import ProbeFailed
 from tests.ssh.conftest import Site

@@ -13,7 +13,7 @@ import pytest
 from holdfast.cluster.ssh.connector import targets_of
 from holdfast.cluster.ssh.credentials import CONFIGURE, KEY, PASSPHRASE, SSH_ADD, Keys
 from holdfast.detectors.evidence import Unknown
-from holdfast.detectors.readings import NodeReading
+from holdfast.detectors.nodes.readings import NodeReading
 from holdfast.errors import BadFile, UnusableFile
 from holdfast.prefect import server
 from holdfast.spec import SshCluster, load_cluster

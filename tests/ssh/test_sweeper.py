@@ -15,8 +15,8 @@ import pytest
 
 from holdfast.cluster.ssh import SshSweeper
 from holdfast.detectors.evidence import Unknown
-from holdfast.detectors.probe_result import UnansweredProbe
-from holdfast.detectors.readings import HostReading, NodeReading
+from holdfast.detectors.nodes.probe_result import UnansweredProbe
+from holdfast.detectors.nodes.readings import HostReading, NodeReading
 from holdfast.errors import UnusableFile
 from tests.mentions import mentions
 from tests.ssh.conftest import Site

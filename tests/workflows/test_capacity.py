@@ -12,8 +12,8 @@ from holdfast.cluster.local import LocalNodes
 from holdfast.errors import AllocationRequired, CapacityTimeout, NotEnoughNodes
 from holdfast.history import History, cordons
 from holdfast.history.cordons import CordonTable
-from holdfast.policies.cordons import OperatorRequest, Owner, Rules
-from holdfast.policies.quarantine import quarantine, return_to_service
+from holdfast.policies.nodes.cordons import OperatorRequest, Owner, Rules
+from holdfast.policies.nodes.quarantine import quarantine, return_to_service
 from holdfast.probe.health.capacity import open_capacity_check, wait_for
 from holdfast.spec import LocalCluster, cluster_of
 from tests.mentions import mentions

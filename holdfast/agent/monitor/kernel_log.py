@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from holdfast.detectors.readings import KernelLine
+from holdfast.detectors.nodes.readings import KernelLine
 from holdfast.log import note
 from holdfast.probe.readers.kernel import KMSG, KernelLog
 

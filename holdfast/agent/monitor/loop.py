@@ -17,14 +17,14 @@ from typing import Final
 from holdfast.agent.monitor.kernel_log import KernelLogFollower
 from holdfast.agent.monitor.nvml_events import ChildReaper, NvmlListener
 from holdfast.detectors.codec import MalformedData, unpacked
-from holdfast.detectors.counter_deltas import grown_errors
 from holdfast.detectors.evidence import NOT_REQUESTED
-from holdfast.detectors.findings import FaultFinding
-from holdfast.detectors.gpu_readings import Xid
-from holdfast.detectors.health import fault_findings
-from holdfast.detectors.kernel_lines import finding_of
-from holdfast.detectors.readings import KernelLine, NodeReading
-from holdfast.detectors.xids import finding
+from holdfast.detectors.log_lines.kernel_lines import finding_of
+from holdfast.detectors.log_lines.xids import finding
+from holdfast.detectors.nodes.counter_deltas import grown_errors
+from holdfast.detectors.nodes.findings import FaultFinding
+from holdfast.detectors.nodes.gpu_readings import Xid
+from holdfast.detectors.nodes.health import fault_findings
+from holdfast.detectors.nodes.readings import KernelLine, NodeReading
 from holdfast.log import note
 from holdfast.probe.readers.collect import look
 from holdfast.protocol import LineBuffer, Message, encode

@@ -17,7 +17,7 @@ from holdfast.agent.node.identity import Identity
 from holdfast.agent.workers.oom import OomDetector
 from holdfast.agent.workers.spawner import Spawner, SpawnPlan
 from holdfast.agent.workers.worker import ERROR_FILE, GPU_VARIABLES, Worker
-from holdfast.detectors.tracebacks import HEAD
+from holdfast.detectors.training.tracebacks import HEAD
 from holdfast.process import children_of, kill, kill_group, parent_of
 
 _ENDED: Final = (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED)

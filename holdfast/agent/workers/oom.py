@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from holdfast.agent.monitor.kernel_log import KernelLogFollower
-    from holdfast.detectors.readings import KernelLine
+    from holdfast.detectors.nodes.readings import KernelLine
 
 INITIAL_PIDS: Final = "pid:[4026531836]"
 """The pid namespace whose numbers are in the kernel's log (PROC_PID_INIT_INO in the kernel's proc_ns.h)."""

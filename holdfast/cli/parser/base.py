@@ -70,7 +70,7 @@ class Duration(click.ParamType[float]):
             return value
         from pydantic_core import PydanticCustomError  # noqa: PLC0415 (`--help` needs click alone)
 
-        from holdfast.spec.units import DURATION_CURE, parse_duration  # noqa: PLC0415
+        from holdfast.spec.files.units import DURATION_CURE, parse_duration  # noqa: PLC0415
 
         try:
             seconds = parse_duration(value).total_seconds()
@@ -127,7 +127,7 @@ def node_names(context: click.Context, option: click.Parameter, given: tuple[str
         return ()
     from pydantic_core import PydanticCustomError  # noqa: PLC0415 (`--help` needs click alone)
 
-    from holdfast.spec.names import expand_names  # noqa: PLC0415
+    from holdfast.spec.files.names import expand_names  # noqa: PLC0415
 
     found: list[str] = []
     for part in (part.strip() for text in given for part in _COMMA.split(text)):

@@ -21,7 +21,7 @@ from holdfast.cluster.slurm.parsing import Allocation, SlurmNodeState, node_stat
 from holdfast.detectors.evidence import SchedulerNodeState
 from holdfast.errors import HoldfastError, NoSlurm, SlurmRefused, SlurmUnavailable
 from holdfast.log import note
-from holdfast.report.wording import moment, plural
+from holdfast.report.text.wording import moment, plural
 from holdfast.spec import SlurmCluster
 
 log = logging.getLogger("holdfast.cluster.slurm")

@@ -15,7 +15,7 @@ from holdfast.errors import HoldfastError, SlurmRefused
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from holdfast.policies.cordons import Node
+    from holdfast.policies.nodes.cordons import Node
     from holdfast.spec import SlurmCluster
 
 MAX_REASON: Final = 200

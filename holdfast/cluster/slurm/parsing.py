@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Any, Final
 
-from holdfast.detectors.node import DEAD, LEAVING
+from holdfast.detectors.nodes.node import DEAD, LEAVING
 from holdfast.errors import SlurmUnavailable
 
 FORMAT: Final = "%A|%T|%r|%N|%S|%e|%D|%k"

@@ -15,8 +15,8 @@ from holdfast.cluster.ssh.connector import Connector, Target
 from holdfast.cluster.ssh.deadlines import cut_at
 from holdfast.cluster.ssh.interpreter import SshInterpreter
 from holdfast.detectors.evidence import Unknown
-from holdfast.detectors.probe_result import NodeProbe, ProbeOutcome, UnansweredProbe
-from holdfast.detectors.readings import NodeReading
+from holdfast.detectors.nodes.probe_result import NodeProbe, ProbeOutcome, UnansweredProbe
+from holdfast.detectors.nodes.readings import NodeReading
 from holdfast.probe.readers.local import program, reading_of
 from holdfast.probe.remote.program import NoAnswer, NodeUnreachable, ProbeFailed, RemoteProgram
 from holdfast.probe.sweep import DEADLINE, Sweeper

@@ -16,7 +16,7 @@ from holdfast.control.state.state_machine import JobStateMachine
 from holdfast.history import models
 from holdfast.history.statistics import STEPS
 from holdfast.policies.states import State
-from holdfast.report.wording import plural
+from holdfast.report.text.wording import plural
 
 
 @dataclass(slots=True, kw_only=True)

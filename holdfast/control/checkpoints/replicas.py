@@ -12,7 +12,7 @@ from holdfast.control.agents.events import MemstoreFull, MemstoreUnavailable, Re
 from holdfast.control.agents.pool import AgentPool
 from holdfast.detectors.evidence import MemstoreFailure
 from holdfast.errors import WorldError
-from holdfast.policies.replicas import assign_replica_nodes
+from holdfast.policies.nodes.replicas import assign_replica_nodes
 from holdfast.protocol import Message
 from holdfast.spec.job import MemoryPlan
 

@@ -17,13 +17,13 @@ from typing import Final, Generic, TypeVar
 
 from holdfast.errors import BadFile
 from holdfast.log import note
-from holdfast.policies.policy import BASE, NAMED, Policy
-from holdfast.report.policy_text import changes
-from holdfast.report.wording import duration, moment
+from holdfast.policies.recovery.policy import BASE, NAMED, Policy
+from holdfast.report.text.policy_text import changes
+from holdfast.report.text.wording import duration, moment
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.spec.cluster_settings import Maintenance
+from holdfast.spec.files.load import reread_cluster
 from holdfast.spec.job import is_policy_file
-from holdfast.spec.load import reread_cluster
 from holdfast.spec.policy import load_policy, under_job
 
 log = logging.getLogger("holdfast.control")

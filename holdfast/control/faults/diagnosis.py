@@ -21,18 +21,18 @@ from holdfast.detectors.catalogue import CATALOGUE, CATALOGUE_ACTIONS, Fault, Re
 from holdfast.detectors.causes import Candidate
 from holdfast.detectors.diagnosis import Diagnosis, diagnose, evidence_wait_seconds, see, unexplained_faults
 from holdfast.detectors.evidence import AgentUnreachable, Unknown
-from holdfast.detectors.groups import GROUP_BROKEN, REPLACE_RANKS_FAILED
-from holdfast.detectors.hang_analysis import STUCK
-from holdfast.detectors.logs import warm
-from holdfast.detectors.outputs import read
-from holdfast.detectors.process import START_FAILED
-from holdfast.detectors.progress import OVERRUN, STALLS
+from holdfast.detectors.log_lines.classification import warm
+from holdfast.detectors.log_lines.outputs import read
+from holdfast.detectors.training.groups import GROUP_BROKEN, REPLACE_RANKS_FAILED
+from holdfast.detectors.training.hang_analysis import STUCK
+from holdfast.detectors.training.process import START_FAILED
+from holdfast.detectors.training.progress import OVERRUN, STALLS
 from holdfast.errors import WorldError
 from holdfast.history import models
-from holdfast.policies.case import IN_PROCESS, Case, PastFault, RecoveryAction
-from holdfast.policies.in_process import complete_copies
-from holdfast.policies.placement import nodes_needed
-from holdfast.report import wording
+from holdfast.policies.nodes.placement import nodes_needed
+from holdfast.policies.recovery.case import IN_PROCESS, Case, PastFault, RecoveryAction
+from holdfast.policies.recovery.in_process import complete_copies
+from holdfast.report.text import wording
 
 MAX_EVIDENCE: Final = 12
 """Pieces of evidence that are recorded with each hypothesis; the faults themselves have rows of their own."""

@@ -23,10 +23,10 @@ from holdfast.detectors.evidence import (
     ReplicaDigests,
     StepTimes,
 )
-from holdfast.detectors.host import LOAD
-from holdfast.detectors.losses import CHECKS
-from holdfast.detectors.progress import STALLS, see_progress, without_grace
-from holdfast.detectors.stragglers import BASE, DROPPED, LINKS, RECENT, WARM
+from holdfast.detectors.nodes.host import LOAD
+from holdfast.detectors.training.losses import CHECKS
+from holdfast.detectors.training.progress import STALLS, see_progress, without_grace
+from holdfast.detectors.training.stragglers import BASE, DROPPED, LINKS, RECENT, WARM
 
 REST: Final = 9.0
 """After a check of all ranks the next one waits this many times as long as it took: with few ranks, every poll checks them."""

@@ -20,10 +20,10 @@ from holdfast.control.state.incidents import Incidents
 from holdfast.control.state.job_log import JobLog
 from holdfast.detectors.catalogue import Fault, RecommendedActions
 from holdfast.detectors.evidence import HangLimits
-from holdfast.detectors.progress import NOT_ENDING
+from holdfast.detectors.training.progress import NOT_ENDING
 from holdfast.history import models
-from holdfast.report import wording
-from holdfast.report.wording import ranks as in_ranges
+from holdfast.report.text import wording
+from holdfast.report.text.wording import ranks as in_ranges
 from holdfast.spec import TrainingJob
 
 REMEMBERED: Final = 5000

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from holdfast.detectors.evidence import NodePartitioned
 from holdfast.errors import WorldError
 from holdfast.log import note
-from holdfast.report.wording import size
+from holdfast.report.text.wording import size
 
 if TYPE_CHECKING:
     from holdfast.cluster import NodeBackend

@@ -12,7 +12,7 @@ from holdfast.detectors import all_kinds
 from holdfast.detectors.catalogue import Fault
 from holdfast.history import models
 from holdfast.log import note
-from holdfast.policies.case import PastFault
+from holdfast.policies.recovery.case import PastFault
 
 log = logging.getLogger("holdfast.control")
 

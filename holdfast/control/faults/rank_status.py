@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.detectors.evidence import GroupProgress, HangLimits, PendingOperation, Progress, RankStatus
-from holdfast.detectors.progress import describe_pause, hang_limit, pause_in
+from holdfast.detectors.training.progress import describe_pause, hang_limit, pause_in
 from holdfast.protocol import Message
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from holdfast.control.state.job_log import JobLog
 from holdfast.control.supervisor.requests import Requests
 from holdfast.detectors.catalogue import Attribution, Fault, RecommendedAction
 from holdfast.detectors.codec import packed
-from holdfast.detectors.stragglers import COMPUTE, HOST, LONG, cost_of, cost_of_links, settled
+from holdfast.detectors.training.stragglers import COMPUTE, HOST, LONG, cost_of, cost_of_links, settled
 from holdfast.history import models
 from holdfast.policies.slowness import PastMigration, StragglerAction, StragglerCase, StragglerOutcome
 

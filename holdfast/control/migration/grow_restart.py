@@ -9,8 +9,8 @@ from holdfast.control.recovery.restart import begin_generation, start_workers, s
 from holdfast.control.supervisor.controller import JobController, poll, see_begun
 from holdfast.detectors.evidence import RecoveryTimeout
 from holdfast.errors import NodeError, WorldError
-from holdfast.policies.case import RecoveryAction
-from holdfast.policies.placement import place
+from holdfast.policies.nodes.placement import place
+from holdfast.policies.recovery.case import RecoveryAction
 from holdfast.policies.states import Event, Transition
 
 

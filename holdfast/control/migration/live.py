@@ -20,11 +20,11 @@ from holdfast.control.supervisor.controller import TICK, JobController, poll
 from holdfast.control.supervisor.requests import MigrationRequest
 from holdfast.detectors.evidence import ReplaceRanksFailure
 from holdfast.errors import WorldError
-from holdfast.policies.escalation import Placement
-from holdfast.policies.node_faults import NodeFault
-from holdfast.policies.placement import Membership, membership_after
+from holdfast.policies.nodes.node_faults import NodeFault
+from holdfast.policies.nodes.placement import Membership, membership_after
+from holdfast.policies.recovery.escalation import Placement
 from holdfast.policies.states import Event, Transition
-from holdfast.report.wording import ranks as in_ranges
+from holdfast.report.text.wording import ranks as in_ranges
 
 
 class CannotMove(Exception):

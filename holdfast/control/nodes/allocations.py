@@ -19,9 +19,9 @@ from holdfast.control.state.state_machine import JobStateMachine
 from holdfast.detectors.catalogue import RecommendedAction
 from holdfast.detectors.diagnosis import see
 from holdfast.errors import HoldfastError
-from holdfast.policies.drains import Drain
+from holdfast.policies.nodes.drains import Drain
 from holdfast.policies.states import State
-from holdfast.report.wording import fault_line, moment
+from holdfast.report.text.wording import fault_line, moment
 from holdfast.spec import TrainingJob
 
 MAX_LAUNCHES: Final = 3

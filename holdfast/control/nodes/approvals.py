@@ -20,7 +20,7 @@ from holdfast.history import History, approvals, queries
 from holdfast.history.approvals import ISOLATE, KEEP, WITHDRAWN, ApprovalAnswer
 from holdfast.history.errors import RetryingHistory
 from holdfast.history.models import ApprovalRequest, Job
-from holdfast.policies.node_faults import NodeFault
+from holdfast.policies.nodes.node_faults import NodeFault
 
 INTERVAL: Final = 1.0
 """Seconds between two checks for answers."""

@@ -14,9 +14,9 @@ from holdfast.control.state.state_machine import JobStateMachine
 from holdfast.control.supervisor.requests import Requests
 from holdfast.detectors.evidence import NodeLeaving
 from holdfast.history import models
-from holdfast.policies.drains import Drain, DrainAction, DrainView, ends_at, next_action
+from holdfast.policies.nodes.drains import Drain, DrainAction, DrainView, ends_at, next_action
 from holdfast.policies.states import State
-from holdfast.report.wording import duration, moment
+from holdfast.report.text.wording import duration, moment
 from holdfast.spec import TrainingJob
 
 EXPIRED: Final = 60.0

@@ -23,7 +23,7 @@ from holdfast.history.cordons import CordonTable
 from holdfast.history.errors import RetryingHistory
 from holdfast.history.models import ApprovalRequest
 from holdfast.log import note
-from holdfast.policies.cordons import (
+from holdfast.policies.nodes.cordons import (
     CordonChanged,
     CordonedFault,
     CordonKind,
@@ -34,12 +34,12 @@ from holdfast.policies.cordons import (
     Owner,
     describe,
 )
-from holdfast.policies.drains import Drain
-from holdfast.policies.maintenance import PlannedOutage, planned_outage, window_before
-from holdfast.policies.node_faults import NodeFault, isolating_fault
-from holdfast.policies.node_states import NodeState
-from holdfast.policies.quarantine import quarantine, suspect
-from holdfast.report.wording import moment
+from holdfast.policies.nodes.drains import Drain
+from holdfast.policies.nodes.maintenance import PlannedOutage, planned_outage, window_before
+from holdfast.policies.nodes.node_faults import NodeFault, isolating_fault
+from holdfast.policies.nodes.node_states import NodeState
+from holdfast.policies.nodes.quarantine import quarantine, suspect
+from holdfast.report.text.wording import moment
 from holdfast.spec import Cluster
 
 log = logging.getLogger("holdfast.control")

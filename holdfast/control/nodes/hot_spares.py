@@ -12,9 +12,9 @@ from typing import Any, Final
 from holdfast.control.agents.events import HotSpareExited, HotSpareReady
 from holdfast.control.agents.pool import AgentPool
 from holdfast.errors import WorldError
-from holdfast.policies.escalation import HotSpare
+from holdfast.policies.recovery.escalation import HotSpare
 from holdfast.protocol import Message
-from holdfast.report import wording
+from holdfast.report.text import wording
 
 MAX_LOSSES: Final = 5
 LOSS_WINDOW: Final = 600.0

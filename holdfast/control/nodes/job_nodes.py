@@ -23,7 +23,7 @@ from holdfast.control.state.job_log import JobLog
 from holdfast.control.state.state_machine import JobStateMachine
 from holdfast.errors import WorldError
 from holdfast.history import History
-from holdfast.policies.case import HotSpare
+from holdfast.policies.recovery.case import HotSpare
 from holdfast.policies.states import State
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.spec.check import short_of_gpus

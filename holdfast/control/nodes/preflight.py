@@ -9,13 +9,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.detectors.burn_in_results import CheckMark
 from holdfast.detectors.evidence import Unknown
+from holdfast.detectors.nodes.burn_in_results import CheckMark
 from holdfast.errors import HoldfastError
 from holdfast.history import History
 from holdfast.history.health_samples import health_by_node
 from holdfast.log import note
-from holdfast.policies.node_health import HealthAssessment, NodeHealthState, assess_health
+from holdfast.policies.nodes.node_health import HealthAssessment, NodeHealthState, assess_health
 from holdfast.probe.burn_in.plan import BurnInPlan
 from holdfast.probe.burn_in.runner import BurnInRunner
 from holdfast.probe.burn_in.session import open_burn_in_connections

@@ -19,8 +19,8 @@ from holdfast.control.nodes.job_nodes import JobNodes
 from holdfast.control.state.generations import Generations
 from holdfast.errors import HoldfastError
 from holdfast.log import note
-from holdfast.policies.in_process import placements_to_grow, restart_pays_off
-from holdfast.report.wording import ranks as in_ranges
+from holdfast.policies.recovery.in_process import placements_to_grow, restart_pays_off
+from holdfast.report.text.wording import ranks as in_ranges
 from holdfast.spec.job import TrainingJob
 
 log = logging.getLogger("holdfast.control")

@@ -18,7 +18,7 @@ from holdfast.control.state.generations import Generations
 from holdfast.control.state.job_log import JobLog
 from holdfast.errors import HoldfastError, WorldError
 from holdfast.log import note
-from holdfast.report.wording import listing, plural
+from holdfast.report.text.wording import listing, plural
 from holdfast.spec.job import TrainingJob
 
 log = logging.getLogger("holdfast.control")

@@ -15,11 +15,11 @@ from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
 from holdfast.detectors.evidence import ReplaceRanksFailure
 from holdfast.errors import CommandRejected, NodeError, WorldError
-from holdfast.policies.escalation import Decision, Placement
-from holdfast.policies.placement import Membership, membership_after
+from holdfast.policies.nodes.placement import Membership, membership_after
+from holdfast.policies.recovery.escalation import Decision, Placement
 from holdfast.policies.states import Event, Transition
-from holdfast.report.wording import listing
-from holdfast.report.wording import ranks as in_ranges
+from holdfast.report.text.wording import listing
+from holdfast.report.text.wording import ranks as in_ranges
 
 
 def isolate(run: JobController, incident: IncidentInWork, decision: Decision) -> Transition:

@@ -11,11 +11,11 @@ from holdfast.control.supervisor.controller import PROGRESSED, JobController
 from holdfast.detectors.catalogue import CATALOGUE, Fault
 from holdfast.detectors.diagnosis import Diagnosis, PastFailure
 from holdfast.detectors.evidence import ReplaceRanksFailure
-from holdfast.detectors.groups import REPLACE_RANKS_FAILED
+from holdfast.detectors.training.groups import REPLACE_RANKS_FAILED
 from holdfast.history import models
-from holdfast.policies.case import Case, Decision, RecoveryAction
-from holdfast.policies.case_codec import act_of, bounded
-from holdfast.policies.escalation import Answer
+from holdfast.policies.recovery.case import Case, Decision, RecoveryAction
+from holdfast.policies.recovery.case_codec import act_of, bounded
+from holdfast.policies.recovery.escalation import Answer
 
 MAX_ALIKE: Final = 256
 """Faults of one kind that have rows in an incident: when thousands of ranks report one lost node, the diagnosis counts them."""

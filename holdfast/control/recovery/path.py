@@ -11,7 +11,7 @@ from holdfast.control.recovery.incident_record import decided
 from holdfast.control.state.incidents import IncidentInWork
 from holdfast.control.supervisor.controller import JobController, see_begun
 from holdfast.detectors.evidence import RecoveryTimeout
-from holdfast.policies.case import IN_PROCESS, Decision
+from holdfast.policies.recovery.case import IN_PROCESS, Decision
 from holdfast.policies.states import Event, Transition
 
 

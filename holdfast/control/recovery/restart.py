@@ -13,13 +13,13 @@ from holdfast.control.state.incidents import IncidentInWork
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
 from holdfast.detectors.evidence import StartFailure
-from holdfast.detectors.node import NODE_LEAVING
+from holdfast.detectors.nodes.node import NODE_LEAVING
 from holdfast.errors import NodeError
-from holdfast.policies.case import Decision, RecoveryAction
-from holdfast.policies.node_faults import find_node_faults
-from holdfast.policies.placement import Membership, members_after, place, with_spares
+from holdfast.policies.nodes.node_faults import find_node_faults
+from holdfast.policies.nodes.placement import Membership, members_after, place, with_spares
+from holdfast.policies.recovery.case import Decision, RecoveryAction
 from holdfast.policies.states import Event, Transition
-from holdfast.report.wording import listing
+from holdfast.report.text.wording import listing
 
 STOP_SECONDS: Final = 10.0
 """How long killed workers may take to exit; one that hangs in the kernel for longer makes its node unfit."""

@@ -11,14 +11,14 @@ from holdfast.control.nodes.approvals import LEAST
 from holdfast.control.recovery.incident_record import decided
 from holdfast.control.state.incidents import IncidentInWork
 from holdfast.control.supervisor.controller import JobController, ending
-from holdfast.detectors.node import NODE_APART
+from holdfast.detectors.nodes.node import NODE_APART
 from holdfast.errors import WorldError
 from holdfast.history import approvals
 from holdfast.history.approvals import ISOLATE
 from holdfast.history.models import ApprovalRequest
-from holdfast.policies.case import RecoveryAction
-from holdfast.policies.node_faults import NodeFault, isolating_fault
-from holdfast.policies.placement import members_after
+from holdfast.policies.nodes.node_faults import NodeFault, isolating_fault
+from holdfast.policies.nodes.placement import members_after
+from holdfast.policies.recovery.case import RecoveryAction
 from holdfast.policies.states import Event, Transition
 
 INTERVAL: Final = 1.0

@@ -65,8 +65,8 @@ from holdfast.detectors.evidence import (
     WorkerExit,
     WorkerStop,
 )
-from holdfast.detectors.hang_analysis import operations
-from holdfast.detectors.progress import WINDOW
+from holdfast.detectors.training.hang_analysis import operations
+from holdfast.detectors.training.progress import WINDOW
 
 _LASTING: Final = frozenset({RecommendedAction.RESET_GPU, RecommendedAction.DRAIN, RecommendedAction.EVICT})
 """Recommended actions of faults that a new generation does not cure."""

@@ -15,8 +15,8 @@ from holdfast.control.state.job_log import JobLog
 from holdfast.control.state.migration import MigrationState
 from holdfast.control.state.rank_table import RankTable
 from holdfast.history import History, models, queries
-from holdfast.policies.case import ModelCopies
-from holdfast.policies.placement import nodes_needed
+from holdfast.policies.nodes.placement import nodes_needed
+from holdfast.policies.recovery.case import ModelCopies
 from holdfast.spec import TrainingJob
 
 

@@ -14,8 +14,8 @@ from holdfast.detectors.catalogue import Fault
 from holdfast.detectors.diagnosis import Diagnosis, PastFailure
 from holdfast.history import Recorder, models
 from holdfast.policies import uptime
-from holdfast.policies.case import IN_PROCESS, Case, PastRecovery
-from holdfast.policies.escalation import Decision, RecoveryAction
+from holdfast.policies.recovery.case import IN_PROCESS, Case, PastRecovery
+from holdfast.policies.recovery.escalation import Decision, RecoveryAction
 
 PHASES: Final = (
     "detect",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.policies.placement import Membership
+from holdfast.policies.nodes.placement import Membership
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from holdfast.detectors.codec import packed, unpacked
-from holdfast.policies.placement import Membership
+from holdfast.policies.nodes.placement import Membership
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

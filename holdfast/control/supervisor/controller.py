@@ -42,12 +42,12 @@ from holdfast.errors import JobDetached, LeaseLost
 from holdfast.history import History, LeaseRenewer, Recorder, models, this_host
 from holdfast.log import note
 from holdfast.paths import job_directory
-from holdfast.policies.cordons import Owner
-from holdfast.policies.policy import Policy
+from holdfast.policies.nodes.cordons import Owner
+from holdfast.policies.recovery.policy import Policy
 from holdfast.policies.slowness import StragglerAction
 from holdfast.policies.states import Event, State, Transition
 from holdfast.protocol import Message
-from holdfast.report.wording import count
+from holdfast.report.text.wording import count
 from holdfast.spec import Cluster, TrainingJob
 
 log = logging.getLogger("holdfast.control")

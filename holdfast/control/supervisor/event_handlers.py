@@ -68,13 +68,13 @@ from holdfast.control.state.job_log import JobLog
 from holdfast.detectors.catalogue import CATALOGUE, Fault, RecommendedAction
 from holdfast.detectors.diagnosis import see
 from holdfast.detectors.evidence import CheckpointFailure, HangLimits, MemstoreFailure
-from holdfast.detectors.xids import UNUSABLE
+from holdfast.detectors.log_lines.xids import UNUSABLE
 from holdfast.errors import HistoryError
 from holdfast.history import History, models, queries
 from holdfast.log import note
-from holdfast.policies.node_health import LOAD_KINDS
+from holdfast.policies.nodes.node_health import LOAD_KINDS
 from holdfast.protocol import Message
-from holdfast.report.wording import fault_line, listing
+from holdfast.report.text.wording import fault_line, listing
 
 log = logging.getLogger("holdfast.control")
 

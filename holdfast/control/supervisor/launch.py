@@ -11,9 +11,9 @@ from holdfast.control.faults.diagnosis import compile_log_patterns
 from holdfast.control.recovery.restart import begin_generation, start_workers
 from holdfast.control.supervisor.controller import SLICE, JobController, ending, watch
 from holdfast.errors import NodeError, NotEnoughNodes, OperatorError, WorldError
-from holdfast.policies.placement import place
+from holdfast.policies.nodes.placement import place
 from holdfast.policies.states import Event, Transition
-from holdfast.report.wording import listing, plural
+from holdfast.report.text.wording import listing, plural
 from holdfast.spec.check import gpu_problems, short_of_gpus
 
 REASONS: Final = 4

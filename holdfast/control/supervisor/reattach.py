@@ -21,10 +21,10 @@ from holdfast.errors import CommandRejected, NodeLost, ProtocolMismatch, Version
 from holdfast.history import models, queries
 from holdfast.log import note
 from holdfast.paths import outbox_file
-from holdfast.policies.case import IN_PROCESS, Decision, RecoveryAction
+from holdfast.policies.recovery.case import IN_PROCESS, Decision, RecoveryAction
 from holdfast.policies.states import Event, State
 from holdfast.protocol import Message
-from holdfast.report.wording import plural
+from holdfast.report.text.wording import plural
 
 log = logging.getLogger("holdfast.control")
 

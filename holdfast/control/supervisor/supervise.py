@@ -41,9 +41,9 @@ from holdfast.history.lease import Fence
 from holdfast.history.statistics import fleet, work
 from holdfast.log import note
 from holdfast.paths import make_private, outbox_file
-from holdfast.policies.node_faults import NodeFault, isolating_fault
+from holdfast.policies.nodes.node_faults import NodeFault, isolating_fault
 from holdfast.policies.states import Event, State
-from holdfast.report import wording
+from holdfast.report.text import wording
 from holdfast.rlimits import raise_descriptor_limit
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.spec.policy import LONGEST

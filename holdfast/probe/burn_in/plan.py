@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
 
-from holdfast.policies.burn_in import BurnInThresholds
+from holdfast.policies.nodes.burn_in import BurnInThresholds
 
 if TYPE_CHECKING:
     from holdfast.spec.cluster_settings import BurnInSettings

@@ -15,16 +15,16 @@ from typing import Final, Literal, Self
 from pydantic import BaseModel, ConfigDict
 
 from holdfast.cluster import check_names, names_of, open_cluster
-from holdfast.detectors.burn_in_results import CheckMark
+from holdfast.detectors.nodes.burn_in_results import CheckMark
 from holdfast.errors import NodesBusy
 from holdfast.history import History, cordons
 from holdfast.history.cordons import CordonTable
 from holdfast.history.models import Job
-from holdfast.policies.burn_in import BurnInOutcome
-from holdfast.policies.cordons import TESTABLE, Answer, BurnInAttempt, CordonChanged, Node, NodeTransition, OperatorRequest, Owner
-from holdfast.policies.node_states import NodeState
-from holdfast.policies.quarantine import begin_burn_in, end_burn_in
-from holdfast.policies.required_checks import PartToTest, parts_to_test
+from holdfast.policies.nodes.burn_in import BurnInOutcome
+from holdfast.policies.nodes.cordons import TESTABLE, Answer, BurnInAttempt, CordonChanged, Node, NodeTransition, OperatorRequest, Owner
+from holdfast.policies.nodes.node_states import NodeState
+from holdfast.policies.nodes.quarantine import begin_burn_in, end_burn_in
+from holdfast.policies.nodes.required_checks import PartToTest, parts_to_test
 from holdfast.probe.burn_in.plan import BurnInPlan
 from holdfast.probe.burn_in.runner import BurnInRunner, OnCheck
 from holdfast.probe.burn_in.session import open_burn_in_connections

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
-from holdfast.detectors.burn_in_results import Check, CheckMark
-from holdfast.policies.burn_in import OFFSET, UNCERTAIN, BurnInOutcome, apply_thresholds, outcome
-from holdfast.policies.pair_schedule import PairTest, findings, next_round
-from holdfast.policies.required_checks import PartToTest
+from holdfast.detectors.nodes.burn_in_results import Check, CheckMark
+from holdfast.policies.nodes.burn_in import OFFSET, UNCERTAIN, BurnInOutcome, apply_thresholds, outcome
+from holdfast.policies.nodes.pair_schedule import PairTest, findings, next_round
+from holdfast.policies.nodes.required_checks import PartToTest
 from holdfast.probe.burn_in.checks.traffic import BLOCK
 from holdfast.probe.burn_in.plan import BurnInPlan
 from holdfast.probe.burn_in.session import BurnInConnections, BurnInSession

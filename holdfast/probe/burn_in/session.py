@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from holdfast.cluster.local import LocalNodes
-from holdfast.detectors.burn_in_results import Check, CheckMark
 from holdfast.detectors.codec import MalformedData, unpacked
+from holdfast.detectors.nodes.burn_in_results import Check, CheckMark
 from holdfast.errors import AllocationRequired
 from holdfast.probe.remote import bundle
 from holdfast.probe.remote.program import ChildInterpreter, Interpreter, NoAnswer, NodeUnreachable, ProbeFailed, RemoteProgram
@@ -29,7 +29,7 @@ PINGS: Final = 9
 NEEDED: Final = (
     "holdfast.detectors.evidence",
     "holdfast.detectors.codec",
-    "holdfast.detectors.burn_in_results",
+    "holdfast.detectors.nodes.burn_in_results",
     "holdfast.authenticated_listener",
 )
 CHECKS: Final = "holdfast.probe.burn_in.checks"

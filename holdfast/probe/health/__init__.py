@@ -1,6 +1,6 @@
 """The health of a cluster's nodes, from outside: sweeps, assessments, changes, and the nodes that a job could start on.
 
-Not here: how one node is probed (`holdfast.probe.readers`), and what the evidence means (`holdfast.policies.node_health`).
+Not here: how one node is probed (`holdfast.probe.readers`), and what the evidence means (`holdfast.policies.nodes.node_health`).
 """
 
 from __future__ import annotations

@@ -13,13 +13,13 @@ from holdfast.cluster import NodeBackend, NodeView, names_of, open_cluster
 from holdfast.errors import AllocationRequired, CapacityTimeout, NotEnoughNodes
 from holdfast.history import History, Job, cordons
 from holdfast.history.cordons import CordonTable
-from holdfast.policies.cordons import Node, describe
-from holdfast.policies.maintenance import PlannedOutage
-from holdfast.policies.maintenance import planned_outage as maintenance_of
-from holdfast.policies.node_health import HealthAssessment
+from holdfast.policies.nodes.cordons import Node, describe
+from holdfast.policies.nodes.maintenance import PlannedOutage
+from holdfast.policies.nodes.maintenance import planned_outage as maintenance_of
+from holdfast.policies.nodes.node_health import HealthAssessment
 from holdfast.probe.health.checkup import Checkup, node_health
 from holdfast.probe.sweep import DEADLINE, open_sweeper
-from holdfast.report.wording import duration, moment
+from holdfast.report.text.wording import duration, moment
 from holdfast.spec import Cluster
 
 

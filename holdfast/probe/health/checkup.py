@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel, ConfigDict
 
 from holdfast.detectors.evidence import Unknown
-from holdfast.detectors.health import unknown_signals
-from holdfast.detectors.probe_result import NodeProbe
-from holdfast.detectors.readings import NodeReading
+from holdfast.detectors.nodes.health import unknown_signals
+from holdfast.detectors.nodes.probe_result import NodeProbe
+from holdfast.detectors.nodes.readings import NodeReading
 from holdfast.history import History
 from holdfast.history.health_samples import KnownHealth, latest_health, save_sweep
-from holdfast.policies.node_health import HealthAssessment, HealthChange, NodeHealthState, assess_health, health_change
+from holdfast.policies.nodes.node_health import HealthAssessment, HealthChange, NodeHealthState, assess_health, health_change
 from holdfast.probe.registry import register
 from holdfast.probe.sweep import DEADLINE, Sweeper, open_sweeper
-from holdfast.report.wording import plural
+from holdfast.report.text.wording import plural
 from holdfast.spec import Cluster
 
 

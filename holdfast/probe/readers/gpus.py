@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from holdfast.detectors.evidence import Unknown
-from holdfast.detectors.gpu_readings import (
+from holdfast.detectors.nodes.gpu_readings import (
     Clocks,
     Ecc,
     Fabric,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.detectors.evidence import Number, Unknown
-from holdfast.detectors.readings import ClockReading, HostReading, Pressure
+from holdfast.detectors.nodes.readings import ClockReading, HostReading, Pressure
 from holdfast.probe.readers import files
 
 CLOCKS: Final = "sys/devices/system/clocksource/clocksource0"

@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from holdfast.detectors.readings import KernelLine, KernelReading
+from holdfast.detectors.nodes.readings import KernelLine, KernelReading
 
 KMSG: Final = Path("dev/kmsg")
 ELSEWHERE: Final = "HOLDFAST_KERNEL_LOG"

@@ -12,7 +12,7 @@ from typing import Final
 
 from holdfast.detectors.codec import MalformedData, unpacked
 from holdfast.detectors.evidence import Unknown
-from holdfast.detectors.readings import NodeReading
+from holdfast.detectors.nodes.readings import NodeReading
 from holdfast.probe.remote import bundle
 from holdfast.probe.remote.program import ChildInterpreter, NoAnswer, RemoteProgram
 
@@ -20,9 +20,9 @@ START_SECONDS: Final = 20.0
 """Time for an interpreter to start and to end on a busy node, in addition to the deadline of the probe."""
 EVIDENCE: Final = (
     "holdfast.detectors.evidence",
-    "holdfast.detectors.gpu_readings",
+    "holdfast.detectors.nodes.gpu_readings",
     "holdfast.detectors.codec",
-    "holdfast.detectors.readings",
+    "holdfast.detectors.nodes.readings",
 )
 """The modules of detectors that readers need."""
 NOT_CARRIED: Final = frozenset({"local", "__init__"})

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.detectors.evidence import Unknown
-from holdfast.detectors.readings import Counters, IbPort, NetworkReading, Nic
+from holdfast.detectors.nodes.readings import Counters, IbPort, NetworkReading, Nic
 from holdfast.probe.readers import files
 
 IFF_UP: Final = 1

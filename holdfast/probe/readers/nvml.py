@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from holdfast.detectors.evidence import Unknown
-from holdfast.detectors.gpu_readings import Xid
+from holdfast.detectors.nodes.gpu_readings import Xid
 
 TIMEOUT: Final = 10
 GPU_IS_LOST: Final = 15

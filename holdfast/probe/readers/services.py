@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.detectors.evidence import Unknown
-from holdfast.detectors.readings import ProcessReading, ServiceReading, ServiceState, StuckProcess
+from holdfast.detectors.nodes.readings import ProcessReading, ServiceReading, ServiceState, StuckProcess
 from holdfast.probe.readers import files
 from holdfast.probe.readers.gpus import NVIDIA, pci_class
 

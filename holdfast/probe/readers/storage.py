@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.detectors.evidence import NOT_REQUESTED, Unknown
-from holdfast.detectors.readings import Counters, Disk, Mount
+from holdfast.detectors.nodes.readings import Counters, Disk, Mount
 from holdfast.probe.readers import files
 
 NO_FILES: Final = frozenset(

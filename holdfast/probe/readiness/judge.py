@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from holdfast.probe.readiness.findings import Baseline, Facts, Found, ReadinessFinding, ReadinessState, blind, gpus_of, minor
-from holdfast.report.wording import plural
+from holdfast.report.text.wording import plural
 from holdfast.torch_versions import untested
 
 MB, GB = 10**6, 10**9

@@ -15,7 +15,7 @@ from sqlmodel import Session, col, select
 from holdfast import __version__
 from holdfast.history.models import ApprovalRequest, HealthSample, NodeStatusChange, ServiceTransition
 from holdfast.history.store import History
-from holdfast.policies.node_states import NodeState
+from holdfast.policies.nodes.node_states import NodeState
 from holdfast.policies.states import State
 from holdfast.report.metrics import incidents, jobs
 

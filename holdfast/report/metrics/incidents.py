@@ -25,7 +25,7 @@ from sqlmodel import Session, col
 from holdfast.detectors.all_kinds import CATALOGUE
 from holdfast.detectors.catalogue import Area, RecommendedAction
 from holdfast.history.models import FaultRecord, Incident, Phase
-from holdfast.policies.case import RecoveryAction
+from holdfast.policies.recovery.case import RecoveryAction
 from holdfast.report.metrics.jobs import JOB, JobMetrics, add_counts, columns, counter_per_job, gauge_per_job
 from holdfast.report.phases import KINDS
 

@@ -12,11 +12,11 @@ import yaml
 from pydantic import ValidationError
 
 import holdfast
-from holdfast.detectors.gpu_readings import GpuReading
+from holdfast.detectors.nodes.gpu_readings import GpuReading
 from holdfast.history import History, queries
 from holdfast.history.health_samples import latest_health
 from holdfast.history.models import Job
-from holdfast.report import wording
+from holdfast.report.text import wording
 from holdfast.spec import TrainingJob, cluster_of
 from holdfast.support.redactor import Redactor
 

@@ -11,14 +11,15 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from holdfast.accounting.bill import Bill, FailureLoss
 from holdfast.accounting.ledger import MEANING, UNFINISHED, TimeCategory
-from holdfast.report import cost_table, wording
+from holdfast.report import cost_table
 from holdfast.report.cost_table import hours
-from holdfast.report.pages.axes import BarPart, bar_pitch, named_bar, shortened
+from holdfast.report.pages.charts.axes import BarPart, bar_pitch, named_bar, shortened
+from holdfast.report.pages.charts.drawing import Drawing, DrawingBox, SvgTheme, drawing, image, style, svg
 from holdfast.report.pages.configuration import Configuration
-from holdfast.report.pages.drawing import Drawing, DrawingBox, SvgTheme, drawing, image, style, svg
 from holdfast.report.pages.recoveries import COLORS
 from holdfast.report.pages.template_env import Tile, render
 from holdfast.report.phases import kind_of, label_of
+from holdfast.report.text import wording
 
 MOST_ROWS: Final = 500
 MOST_KINDS: Final = 14

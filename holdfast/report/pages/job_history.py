@@ -32,8 +32,8 @@ from holdfast.history.models import (
 from holdfast.history.queries import TERMINAL
 from holdfast.history.store import History
 from holdfast.report.case import IncidentCase
+from holdfast.report.pages.charts.thinning import Floats, Places
 from holdfast.report.pages.configuration import gpus_of
-from holdfast.report.pages.thinning import Floats, Places
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 

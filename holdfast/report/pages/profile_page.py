@@ -8,13 +8,13 @@ from typing import Final
 
 from markupsafe import Markup
 
-from holdfast.report import profile_text
-from holdfast.report.pages import schedule
+from holdfast.report.pages.charts import schedule
+from holdfast.report.pages.charts.drawing import style
 from holdfast.report.pages.configuration import Configuration
-from holdfast.report.pages.drawing import style
 from holdfast.report.pages.template_env import render
 from holdfast.report.profiles import JobProfile
-from holdfast.report.wording import NOTHING
+from holdfast.report.text import profile_text
+from holdfast.report.text.wording import NOTHING
 
 MOST_ROWS: Final = 2000
 _NUMBER: Final = re.compile(r"[\d,.]+ ?(?:%|[a-zA-Zµ]{1,3}(?: \d+ [a-z]{1,3})?)?")

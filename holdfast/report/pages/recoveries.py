@@ -10,11 +10,11 @@ from typing import Final
 from markupsafe import Markup
 
 from holdfast.history.models import Incident
-from holdfast.report import wording
 from holdfast.report.case import IncidentCase
-from holdfast.report.pages.axes import BarPart, badge, bar_pitch, named_bar, shortened, time_axis
-from holdfast.report.pages.drawing import Drawing, DrawingBox, SvgTheme, drawing, svg
+from holdfast.report.pages.charts.axes import BarPart, badge, bar_pitch, named_bar, shortened, time_axis
+from holdfast.report.pages.charts.drawing import Drawing, DrawingBox, SvgTheme, drawing, svg
 from holdfast.report.phases import KINDS, OTHER, PhaseKind, PhasePart, parts
+from holdfast.report.text import wording
 
 MOST_BARS: Final = 24
 _OUTLIER: Final = 10

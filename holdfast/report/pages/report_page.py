@@ -15,15 +15,17 @@ import holdfast.detectors.all_kinds  # noqa: F401 (registers every kind in the c
 from holdfast.detectors import catalogue
 from holdfast.detectors.catalogue import FaultKind
 from holdfast.history.models import Checkpoint, FaultRecord, Generation, NodeStatusChange
-from holdfast.report import cost_table, incident_text, memory, phases, wording
+from holdfast.report import cost_table, memory, phases
 from holdfast.report.case import LONGEST, IncidentCase, evidence_of, hypotheses_of
 from holdfast.report.next_steps import logs_command, next_steps
 from holdfast.report.notes import collapsed
-from holdfast.report.pages import cost_page, loss, recoveries, throughput, timeline
+from holdfast.report.pages import cost_page, recoveries
+from holdfast.report.pages.charts import loss, throughput, timeline
+from holdfast.report.pages.charts.drawing import DrawingBox, style
 from holdfast.report.pages.configuration import configuration
-from holdfast.report.pages.drawing import DrawingBox, style
 from holdfast.report.pages.job_history import JobHistory
 from holdfast.report.pages.template_env import Tile, render
+from holdfast.report.text import incident_text, wording
 
 STATE_LOOK: Final = {"COMPLETED": "good", "FAILED": "bad", "CANCELLED": "plain", "RUNNING": "live", "LAUNCHING": "live"}
 """CSS class of each state; every other state is a recovery under way."""

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from holdfast.report import wording
+from holdfast.report.text import wording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from holdfast.classify.log_stream import decoded
 from holdfast.cli.output import echo, hint
 from holdfast.detectors.catalogue import CATALOGUE
 from holdfast.errors import NotReadable
-from holdfast.report.wording import count, plural, visible
+from holdfast.report.text.wording import count, plural, visible
 
 QUOTED: Final = 500
 """Characters of a line that a classification repeats."""

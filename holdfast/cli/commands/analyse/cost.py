@@ -12,7 +12,7 @@ from holdfast.cli.output import echo, echo_facts, echo_json, echo_table, echo_wr
 from holdfast.history.store import History
 from holdfast.report import cost_table as words
 from holdfast.report import write_cost
-from holdfast.report.wording import plural
+from holdfast.report.text.wording import plural
 
 WIDTH: Final = 100
 MAX_ROWS: Final = 12

@@ -13,7 +13,7 @@ from holdfast.detectors.all_kinds import by_place, words_of
 from holdfast.detectors.associations import ASSOCIATIONS, traits_of
 from holdfast.detectors.catalogue import AREAS, CATALOGUE, Area, Attribution, FaultKind, RecommendedAction
 from holdfast.errors import UnknownFault, UnknownOptionValue
-from holdfast.report.wording import plural
+from holdfast.report.text.wording import plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

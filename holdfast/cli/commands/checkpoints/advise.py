@@ -21,7 +21,7 @@ from holdfast.history.store import History
 from holdfast.policies.checkpoint_interval import RECOVERY_S, Advice, ExpectedLoss, IntervalCase, Rate, Waste, loss, table, waste
 from holdfast.policies.checkpoint_interval import advise as best
 from holdfast.report import phases
-from holdfast.report.wording import NOTHING, count, duration, plural, share
+from holdfast.report.text.wording import NOTHING, count, duration, plural, share
 from holdfast.spec.job import CheckpointPlan
 
 DAY: Final = 24.0

@@ -19,7 +19,7 @@ from holdfast.cli.output import echo, echo_json, echo_table, echo_wrapped, headi
 from holdfast.cluster import open_cluster
 from holdfast.exit_codes import FAILED
 from holdfast.history.store import History
-from holdfast.report.wording import NOTHING, count, duration, plural, ranks, size
+from holdfast.report.text.wording import NOTHING, count, duration, plural, ranks, size
 from holdfast.runtime.checkpoint_verifier.findings import Findings, StoredCheckpoint
 from holdfast.spec import TrainingJob
 from holdfast.stored_job import checkpoint_directory, recorded_cluster

@@ -15,7 +15,7 @@ from holdfast.history import queries
 from holdfast.history.models import Job
 from holdfast.history.store import History
 from holdfast.policies.states import State
-from holdfast.report.wording import count, plural, size
+from holdfast.report.text.wording import count, plural, size
 from holdfast.runtime.checkpoint.manifest import InvalidatedSteps
 from holdfast.runtime.checkpoint_verifier.findings import StoredCheckpoint
 from holdfast.stored_job import checkpoint_directory

@@ -14,15 +14,15 @@ import click
 from holdfast.cli.arguments import cluster_in, known_nodes, operator
 from holdfast.cli.output import COLOURS, echo, echo_json, hint
 from holdfast.cluster import names_of
-from holdfast.detectors.burn_in_results import Check, CheckMark
+from holdfast.detectors.nodes.burn_in_results import Check, CheckMark
 from holdfast.errors import NodeNotChanged, NodesBusy
 from holdfast.history.store import History
-from holdfast.policies.burn_in import BurnInOutcome, explain_still_isolated, node_result, seen
-from holdfast.policies.cordons import TESTABLE, Owner
-from holdfast.policies.node_states import NodeState
+from holdfast.policies.nodes.burn_in import BurnInOutcome, explain_still_isolated, node_result, seen
+from holdfast.policies.nodes.cordons import TESTABLE, Owner
+from holdfast.policies.nodes.node_states import NodeState
 from holdfast.probe.burn_in.plan import BurnInPlan
 from holdfast.probe.burn_in.repair import Repair
-from holdfast.report.wording import duration, visible
+from holdfast.report.text.wording import duration, visible
 
 MARKS: Final = {CheckMark.PASSED: COLOURS["healthy"], CheckMark.FAILED: COLOURS["unhealthy"], CheckMark.SKIPPED: COLOURS["unknown"]}
 

@@ -17,15 +17,15 @@ from holdfast.cli.output import clock, echo, echo_json, echo_table
 from holdfast.detectors.all_kinds import CATALOGUE
 from holdfast.detectors.catalogue import Fault, RecommendedAction
 from holdfast.detectors.codec import MalformedData, packed, unpacked
-from holdfast.detectors.health import judge, unknown_signals
-from holdfast.detectors.readings import NodeReading
+from holdfast.detectors.nodes.health import judge, unknown_signals
+from holdfast.detectors.nodes.readings import NodeReading
 from holdfast.errors import BadFile, NotReadable, Problem
 from holdfast.history.store import History
-from holdfast.policies.node_health import HealthAssessment, HealthChange, HealthFinding, NodeHealthState, worst_first
+from holdfast.policies.nodes.node_health import HealthAssessment, HealthChange, HealthFinding, NodeHealthState, worst_first
 from holdfast.probe.health import Checkup
 from holdfast.probe.readers.local import read_node
 from holdfast.probe.sweep import open_sweeper
-from holdfast.report.wording import NOTHING, plural
+from holdfast.report.text.wording import NOTHING, plural
 from holdfast.spec import load_cluster
 
 READING = "reading"

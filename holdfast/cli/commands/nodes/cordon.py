@@ -21,8 +21,8 @@ from holdfast.history.cordons import CordonTable
 from holdfast.history.lease import holder_of
 from holdfast.history.models import Job
 from holdfast.history.store import History
-from holdfast.policies import quarantine
-from holdfast.policies.cordons import Answer, CordonChanged, Node, OperatorRequest, Owner, QuarantineLimits
+from holdfast.policies.nodes import quarantine
+from holdfast.policies.nodes.cordons import Answer, CordonChanged, Node, OperatorRequest, Owner, QuarantineLimits
 from holdfast.spec import Cluster
 from holdfast.stored_job import recorded_cluster
 

@@ -21,10 +21,10 @@ from holdfast.history.cordons import nodes as cordoned_nodes
 from holdfast.history.health_samples import health_by_node
 from holdfast.history.models import Job, NodeStatusChange
 from holdfast.history.store import History
-from holdfast.policies.cordons import Cordon, CordonKind, Node
-from holdfast.policies.maintenance import PlannedOutage, planned_outage
-from holdfast.policies.node_health import HealthAssessment
-from holdfast.report.wording import NOTHING
+from holdfast.policies.nodes.cordons import Cordon, CordonKind, Node
+from holdfast.policies.nodes.maintenance import PlannedOutage, planned_outage
+from holdfast.policies.nodes.node_health import HealthAssessment
+from holdfast.report.text.wording import NOTHING
 from holdfast.spec import Cluster
 
 HEAD: Final = (

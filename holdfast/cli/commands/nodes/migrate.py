@@ -16,7 +16,7 @@ from holdfast.history import queries
 from holdfast.history.lease import holder_of
 from holdfast.history.models import Job, Request
 from holdfast.history.store import History
-from holdfast.report.wording import duration
+from holdfast.report.text.wording import duration
 
 POLL_INTERVAL: Final = 0.1
 

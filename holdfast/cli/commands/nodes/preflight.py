@@ -13,7 +13,7 @@ from holdfast.cli.output import echo, echo_json, echo_table
 from holdfast.exit_codes import FAILED, WARNINGS
 from holdfast.probe.readiness import Inspection, InspectionScope, ReadinessFinding, ReadinessState
 from holdfast.probe.readiness.judge import judge
-from holdfast.report.wording import plural
+from holdfast.report.text.wording import plural
 from holdfast.spec import load_job
 
 HEAD: Final = ("NODE", "CHECK", "STATE", "FOUND, AND WHAT TO DO")

@@ -17,7 +17,7 @@ from holdfast.history import queries
 from holdfast.history.lease import describe_holder, holder_of
 from holdfast.history.models import Job
 from holdfast.history.store import History
-from holdfast.report.wording import duration
+from holdfast.report.text.wording import duration
 
 POLL_INTERVAL: Final = 0.1
 TAKEOVER_SECONDS: Final = 2.0

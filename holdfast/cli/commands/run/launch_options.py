@@ -14,12 +14,12 @@ from holdfast.cli.output import hint
 from holdfast.cli.parser.launch import is_job_file
 from holdfast.errors import BadFile, BadParameters, Problem
 from holdfast.history.models import Job
-from holdfast.report.wording import plural
+from holdfast.report.text.wording import plural
 from holdfast.spec import Cluster, LocalCluster, TrainingJob
+from holdfast.spec.files.load import review
+from holdfast.spec.files.problems import shown
 from holdfast.spec.launch_options import LaunchOptions, Program, change, review_options
-from holdfast.spec.load import review
 from holdfast.spec.nproc import counted
-from holdfast.spec.problems import shown
 
 OWN: Final = frozenset(
     {"--cluster", "--detach", "--log-ranks", "--nnodes", "--nproc-per-node", "--nproc_per_node", "--spare-nodes", "--hot-spares"}

@@ -10,11 +10,11 @@ from pydantic import BaseModel
 from holdfast.cli.output import echo, echo_json
 from holdfast.errors import BadFile, Problem
 from holdfast.exit_codes import OPERATOR_ERROR
-from holdfast.report.wording import plural
+from holdfast.report.text.wording import plural
 from holdfast.spec import Cluster, LocalCluster, TrainingJob, review
-from holdfast.spec.load import FileKind, allocation, kind_of_file, review_cluster
+from holdfast.spec.files.load import FileKind, allocation, kind_of_file, review_cluster
+from holdfast.spec.files.problems import shown
 from holdfast.spec.policy import review_policy
-from holdfast.spec.problems import shown
 
 
 def validate(file: Path, cluster_file: Path | None, *, default_cluster: Path | None, as_json: bool) -> int:

@@ -28,9 +28,10 @@ from holdfast.gpu_assignment import VISIBLE
 from holdfast.history import History, Job, models, queries
 from holdfast.paths import home
 from holdfast.prefect.server import TemporaryServer, is_configured
-from holdfast.report import memory, wording, write_report
+from holdfast.report import memory, write_report
 from holdfast.report.phases import label_of
-from holdfast.report.wording import duration, plural
+from holdfast.report.text import wording
+from holdfast.report.text.wording import duration, plural
 from holdfast.spec import LocalCluster, TrainingJob
 from holdfast.testing.chaos import Chaos
 

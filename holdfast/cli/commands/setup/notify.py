@@ -15,7 +15,7 @@ from holdfast.cli.output import echo, echo_json, echo_table, hint
 from holdfast.errors import OperatorError
 from holdfast.prefect.event_kinds import LOST_SECONDS
 from holdfast.prefect.server import is_configured
-from holdfast.report.wording import duration
+from holdfast.report.text.wording import duration
 from holdfast.source_tree import source_tree_env
 
 MIN_SECONDS: Final = 10.0

@@ -18,7 +18,7 @@ from holdfast.history.store import History
 from holdfast.report import cost_table
 from holdfast.report.memory import IN_MEMORY
 from holdfast.report.notes import collapsed
-from holdfast.report.wording import decided, incident_closed, incident_opened, kept_ranks, rank_count
+from holdfast.report.text.wording import decided, incident_closed, incident_opened, kept_ranks, rank_count
 
 
 def show_events(book: History, job: Job, *, as_json: bool) -> None:

@@ -16,9 +16,9 @@ from holdfast.history.models import DecisionRecord, FaultRecord, Incident, Incid
 from holdfast.history.store import History
 from holdfast.report import phases as known
 from holdfast.report.case import hypotheses_of
-from holdfast.report.incident_text import rule_text
 from holdfast.report.phases import ROLLBACK
-from holdfast.report.wording import NOTHING, count, duration, on_target, plural, recovery_details, seat, share, since
+from holdfast.report.text.incident_text import rule_text
+from holdfast.report.text.wording import NOTHING, count, duration, on_target, plural, recovery_details, seat, share, since
 
 NEGLIGIBLE: Final = 0.01
 """Seconds of a downtime that may belong to no phase without being shown."""

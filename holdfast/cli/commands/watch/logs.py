@@ -18,7 +18,7 @@ from holdfast.errors import WorldError
 from holdfast.history import queries
 from holdfast.history.models import Job
 from holdfast.history.store import History
-from holdfast.report.wording import visible
+from holdfast.report.text.wording import visible
 from holdfast.stored_job import recorded_cluster
 
 POLL_INTERVAL: Final = 0.5

@@ -12,7 +12,7 @@ from holdfast.cli.output import clock, echo_json, echo_table, hint
 from holdfast.history import queries
 from holdfast.history.models import Incident, Job
 from holdfast.history.store import History
-from holdfast.report.wording import count, duration
+from holdfast.report.text.wording import count, duration
 
 RUNNING: Final = ("JOB", "STATE", "STEP", "LOSS", "RATE", "ETA", "NODES", "INCIDENTS", "CONTROLLER")
 ALL: Final = ("JOB", "STATE", "SUBMITTED", "TOOK", "STEPS", "INCIDENTS", "DOWNTIME", "ID")

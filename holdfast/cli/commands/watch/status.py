@@ -16,7 +16,7 @@ from holdfast.history.models import StandbyHeartbeat
 from holdfast.history.store import History
 from holdfast.policies.states import State
 from holdfast.report import cost_table, memory
-from holdfast.report.wording import count, duration, on_target, rank_count, share
+from holdfast.report.text.wording import count, duration, on_target, rank_count, share
 from holdfast.stored_job import recorded_cluster
 
 MAX_WARNINGS: Final = 3

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.detectors.burn_in_results import Check, CheckMark
+from holdfast.detectors.nodes.burn_in_results import Check, CheckMark
 
 NAME: Final = "clock"
 MAX_DRIFT: Final = 0.05

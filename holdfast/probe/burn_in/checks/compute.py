@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from holdfast.detectors.burn_in_results import Check
+from holdfast.detectors.nodes.burn_in_results import Check
 from holdfast.probe.burn_in.checks.core_pool import CoreEnded, judged, on_each, processors
 
 NAME: Final = "compute"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from holdfast.detectors.burn_in_results import Check, CheckMark
+from holdfast.detectors.nodes.burn_in_results import Check, CheckMark
 
 MAX_ANSWER: Final = 1 << 16
 """Bytes of one answer."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from holdfast.detectors.burn_in_results import Check, CheckMark
+from holdfast.detectors.nodes.burn_in_results import Check, CheckMark
 
 NAME: Final = "disk"
 BLOCK: Final = 4 << 20

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.detectors.burn_in_results import Check, CheckMark
+from holdfast.detectors.nodes.burn_in_results import Check, CheckMark
 
 MATRIX: Final = "matrix"
 GPU: Final = "gpu"

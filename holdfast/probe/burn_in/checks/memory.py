@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.detectors.burn_in_results import Check, CheckMark
+from holdfast.detectors.nodes.burn_in_results import Check, CheckMark
 from holdfast.probe.burn_in.checks.core_pool import CoreEnded, judged, on_each, processors
 
 NAME: Final = "memory"

@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from holdfast.detectors.burn_in_results import Check, CheckMark
 from holdfast.detectors.codec import packed
+from holdfast.detectors.nodes.burn_in_results import Check, CheckMark
 from holdfast.probe.burn_in.checks import clock, compute, disk, matrix, memory, traffic
 from holdfast.probe.burn_in.checks.core_pool import CoreEnded
 

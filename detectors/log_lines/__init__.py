@@ -1,0 +1,1 @@
+"""Faults in lines of logs: of the kernel, of workers, and any other, by signature or by words."""

@@ -1,0 +1,35 @@
+"""Faults in lines of the kernel log, with the affected part of the node. Loads all log signatures."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from holdfast.detectors.log_lines import classification as logs
+from holdfast.detectors.log_lines import xids
+from holdfast.detectors.nodes import storage
+from holdfast.detectors.nodes.findings import FaultFinding
+from holdfast.detectors.nodes.readings import KernelLine
+
+WARNING: Final = 4
+"""Kernel log level from which on the heuristic about words applies; less severe lines need a matching signature."""
+
+_PART: Final = re.compile(
+    r"\b(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b"
+    r"|\b(?:sd[a-z]+\d*|nvme\d+(?:n\d+)?|md\d+|dm-\d+|loop\d+|eth\d+|en[opsx]\w+|ib\d+|ibs\w+|bond\d+|mlx5_\d+|CPU ?\d+)\b"
+)
+"""Device names in kernel messages: PCI address, disk, link, adapter, processor."""
+
+
+def finding_of(line: KernelLine) -> FaultFinding | None:
+    """Return the fault in *line*; None if there is none."""
+    xid = xids.xid_of(line.text)
+    if xid is not None:
+        return xids.finding(xid)
+    if found := storage.KERNEL_LINE.search(line.text):
+        return FaultFinding(kind=storage.IO_ERRORS.id, part=next(filter(None, found.groups())), quote=line.text)
+    name = logs.judge(line.text, words=line.level <= WARNING)
+    if name is None:
+        return None
+    part = _PART.search(line.text)
+    return FaultFinding(kind=name, part=part[0] if part else "node", quote=line.text)

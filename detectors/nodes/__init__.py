@@ -1,0 +1,1 @@
+"""Faults of nodes and their parts, from readings of them, probes and burn-in checks."""

@@ -1,0 +1,1 @@
+"""Faults of the training itself: processes, progress, performance, losses and checkpoints, from what workers report."""

@@ -1,0 +1,1 @@
+"""Sentences and Markdown about incidents, nodes, policies and profiles."""

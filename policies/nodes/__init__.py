@@ -1,0 +1,1 @@
+"""What happens to nodes: health, quarantine, burn-in, drains, maintenance, and which ranks and replicas they hold."""
