@@ -117,7 +117,7 @@ def test_a_pipeline_computes_the_samples_of_one_that_lost_a_stage_until_that_is_
     assert ended.status == [0] * 4, flow.logs()
     assert {rank: flow.pids[rank] for rank in stay} == stay
     losses = {step: loss for one in ended.losses for step, loss in one.items()}
-    assert losses == pytest.approx(whole.losses[0], rel=1e-4)
+    assert losses == pytest.approx(whole.losses[0], rel=5e-4)  # Adam amplifies rounding; losses of other samples are 5e-3 apart
     counts = {step: sum(step in one for one in ended.losses) for step in losses}
     assert counts == {step: 2 if 6 < step < 13 else 4 for step in range(1, UNTIL + 1)}
     assert len(flow.of("regrouped")) == 2, "only the loss of a stage made ranks meet"
