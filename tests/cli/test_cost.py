@@ -16,6 +16,7 @@ from holdfast.policies.case_codec import act_of, to_record
 from holdfast.policies.escalation import POLICIES, decide
 from tests.cli.conftest import Command
 from tests.cli.written_history import Author
+from tests.mentions import mentions, one_line_mentions
 from tests.policies.cases import a_case
 from tests.report import filled
 from tests.report.parsed import Page
@@ -65,7 +66,7 @@ def test_the_parts_that_programs_get_add_up(here: Command, book: History) -> Non
 def test_the_cost_of_a_running_job_is_shown(here: Command, running: Author) -> None:
     """A job without a controller counts until its last sign of life, which is noted."""
     text = " ".join(here("cost", "gpt-small").stdout.split())
-    assert "Until the last sign of life for 1 job without a controller." in text
+    assert mentions(text, "1 job without a controller")
     assert here("cost", "gpt-small", "--since", "1s").returncode == 0
 
 
@@ -136,18 +137,12 @@ def test_replay_shows_what_another_policy_would_have_decided(here: Command, runn
     """The decision, its reason and value, or why that is unknown, and the decisions that cannot be replayed."""
     decided(book, running.job.id)
     text = here("policy", "replay", "aggressive", "--job", "gpt-small").stdout
-    for words in (
-        "aggressive, replayed on 4 decisions in 3 incidents",
-        "different",
-        "restart-workers",
-        "replace-node",
-        "d replaces a",
-    ):
-        assert words in text
-    assert "3: it was made before cases were recorded" in text
+    assert one_line_mentions(text, "aggressive", "4 decisions", "3 incidents")
+    assert mentions(text, "different", "restart-workers", "replace-node", "d replaces a")
+    assert one_line_mentions(text, 3, "before cases were recorded")
     assert max(map(len, text.splitlines())) <= WIDE
     told = json.loads(here("policy", "replay", "aggressive", "--json").stdout)
-    assert told["unreadable"] == {"it was made before cases were recorded": 3}
+    assert list(told["unreadable"].values()) == [3]
     assert told["differences"][0]["would"]["act"]["add"] == ["d"]
     same = json.loads(here("policy", "replay", "balanced", "--json").stdout)
     assert (same["same"], same["differences"], same["hours_saved"]) == (1, [], 0.0)
@@ -168,5 +163,4 @@ def test_replay_knows_every_kind_of_fault(kind: str, holdfast: Command, running:
     """In a new process, which has not loaded the catalogue."""
     decided(book, running.job.id, kind)
     told = json.loads(holdfast("policy", "replay", "balanced", "--json").stdout)
-    assert told["same"] == 1
-    assert told["unreadable"] == {"it was made before cases were recorded": 3}
+    assert (told["same"], list(told["unreadable"].values())) == (1, [3])
