@@ -28,18 +28,18 @@ def test_the_cost_is_shown_in_tables_that_fit(here: Command, book: History) -> N
     """Categories, ETTR, MTTF and MTTR with their basis, losses by phase and fault, nodes."""
     filled.three_incidents(book)
     text = here("cost", "bytes-gpt").stdout
-    for words in (
-        "bytes-gpt, 2026-09-21 14:13:20 UTC to",
-        "Times are compute-hours: the time of every rank",
-        "ETTR        78.3% of the time went into steps that were kept",
-        "steps lost  71",
-        "MTTR        1.73 s from the fault to the first new step, over 3 recoveries",
-        "Lost, by phase",
-        "steps thrown away and computed a second time",
-        "Lost, by kind of fault",
-        "Nodes, by the cost of incidents whose root cause was there",
+    for named in (
+        ("bytes-gpt", "2026-09-21 14:13:20 UTC"),
+        ("compute-hours", "every rank"),
+        ("ETTR", "78.3%"),
+        ("steps lost", 71),
+        ("MTTR", "1.73 s", "3 recoveries"),
+        ("Lost, by phase",),
+        ("T0 rollback", "thrown away"),
+        ("Lost, by kind of fault",),
+        ("Nodes, by the cost",),
     ):
-        assert words in text
+        assert one_line_mentions(text, *named), named
     assert max(map(len, text.splitlines())) <= WIDE
 
 
