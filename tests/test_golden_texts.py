@@ -1,51 +1,44 @@
-"""Texts that people read, whole, each made by the call that makes it.
+"""Texts that people read, whole, each made by the call that makes it, or by the command that prints it.
 
 All other tests assert events, fields, and what a text names; a change of wording is a change here and nowhere else.
 """
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from holdfast.accounting.attribution import attribute
 from holdfast.accounting.losses import FailureCosts
+from holdfast.cli.changes import closed_change, opened_change
+from holdfast.cli.flow_process import waits_for
+from holdfast.cli.recovery_view import Recovery
 from holdfast.detectors.catalogue import Fault
-from holdfast.detectors.nodes.burn_in_results import Check, CheckMark
 from holdfast.errors import (
     AllocationRequired,
-    BadSetting,
-    CapacityTimeout,
-    HistoryTooOld,
     JobAlreadyRunning,
-    LeaseUnconfirmed,
-    NodeLost,
     NotEnoughNodes,
     ProtocolMismatch,
 )
-from holdfast.policies.checkpoint_interval import IntervalCase, IntervalLimits, advise
-from holdfast.policies.nodes.burn_in import explain_still_isolated, outcome
-from holdfast.policies.nodes.cordons import (
-    CordonChanged,
-    CordonedFault,
-    NeedsPerson,
-    Node,
-    OperatorRequest,
-    Owner,
-    QuarantineLimits,
-    describe,
-)
+from holdfast.history.models import Incident
+from holdfast.history.store import History
+from holdfast.policies.nodes.cordons import CordonChanged, NeedsPerson, Node, OperatorRequest, Owner, QuarantineLimits, describe
 from holdfast.policies.nodes.quarantine import cordon, quarantine
-from holdfast.policies.nodes.required_checks import parts_to_test
 from holdfast.policies.recovery.case import HotSpare
 from holdfast.policies.recovery.escalation import POLICIES, decide
 from holdfast.report.cost_table import sentence
-from holdfast.runtime.snapshots.copy_schedule import Profile, SnapshotLimits, plan
-from holdfast.runtime.telemetry.wait_windows import WaitWindow
+from holdfast.report.notifications import SETTLE, Notifications
 from tests.accounting.timelines import generation_span, incident_span, job_timeline
+from tests.cli.conftest import Command, book, here  # noqa: F401 (fixtures)
+from tests.cli.fixed_views import noon, transition
+from tests.cli.written_history import a_running_job
 from tests.policies.cases import NOW, a_case, a_diagnosis
+from tests.report.test_notifications import LAB, an_incident, ended
 
 ASK = OperatorRequest(owner=Owner(name="job gpt"), reason="gpu-off-bus: Xid 79", at=1.0)
 ANN = OperatorRequest(owner=Owner(name="ann@desk", person=True), reason="new fan", at=2.0)
@@ -72,19 +65,6 @@ def _lost_rank() -> str:
     return decide(POLICIES["balanced"], replace(case, diagnosis=replace(a_diagnosis(), root=root))).decision.reason
 
 
-def _untested_gpu() -> str:
-    gpu = Check(name="gpu", mark=CheckMark.SKIPPED, words="no NVIDIA device is visible", needed=False)
-    found = outcome("node-0", (gpu,), parts_to_test([CordonedFault(kind="cuda-uncorrectable-ecc")]))
-    return explain_still_isolated(found, "quarantined")
-
-
-def _snapshots(limits: SnapshotLimits) -> str:
-    profile = Profile()
-    for _ in range(8):
-        profile.add(0.1, [WaitWindow(0.0, 0.01, "pipeline", 1)])
-    return plan(profile, [2**20] * 40, 1e9, limits).reason
-
-
 def _costs() -> str:
     steps = [*((1, step, float(step), 1.0) for step in range(1, 21)), *((2, step, step + 15.0, 1.0) for step in range(11, 31))]
     spans = [generation_span(1, 0.0), generation_span(2, 24.0)]
@@ -92,32 +72,46 @@ def _costs() -> str:
     return sentence(FailureCosts.of(timeline, attribute(timeline)))
 
 
-def _passed_over() -> str:
-    passed = decide(POLICIES["patient"], a_case("node-lost", lost="a")).passed_over
-    return "\n".join(f"{rule}: {why}" for rule, why in passed.items())
+def _waiting() -> str:
+    return f"waiting for {waits_for('')}"
+
+
+def _recovery() -> str:
+    at = noon()
+    one = Incident(
+        job_id="j", number=2, kind="worker-sigkill", target="rank 1 on node-1", fault_at=at, detected_at=at + 0.012, generation_before=1
+    )
+    one.action = "replace-ranks"
+    opened = opened_change(one).text
+    one.outcome, one.downtime_s, one.steps_lost, one.generation_after, one.closed_at = "recovered", 0.259, 0, 2, at + 0.259
+    moves = [transition("DIAGNOSING", "", at + 0.012), transition("ISOLATING", "", at + 0.02), transition("RUNNING", "", at + 0.259)]
+    return f"{opened}\n{closed_change(Recovery(incident=one, at=at + 1, transitions=moves)).text}"
+
+
+def _notification() -> str:
+    notifications = Notifications(LAB)
+    notifications.opened(an_incident(), 0.0)
+    notifications.closed(ended(), 1.0)
+    (told,) = notifications.tick(1.0 + SETTLE)
+    return f"{told.subject}\n{told.text}"
 
 
 TEXTS: dict[str, tuple[Callable[[], str], str]] = {
+    "waiting": (
+        _waiting,
+        "waiting for a temporary Prefect server to start, as PREFECT_API_URL is not set; its first start also creates its database",
+    ),
+    "recovery": (
+        _recovery,
+        (
+            "incident 2: worker-sigkill on rank 1 on node-1, detected after 12 ms; recovery: replace-ranks\n"
+            "incident 2 recovered by replace-ranks in 259 ms, no step computed again, now generation 2 "
+            "(detect 12 ms, diagnose 8.0 ms, isolate 239 ms)"
+        ),
+    ),
     "restart": (
         lambda: decide(POLICIES["balanced"], a_case()).decision.reason,
         "worker-sigkill of node a: what was seen; restart 1 of 3 within 3600 s",
-    ),
-    "passed over": (
-        _passed_over,
-        (
-            "StopForUserError: no user error\n"
-            "StopWithoutProgress: a is lost, which is not the script's fault\n"
-            "StopWhenSpent: 0 of 20 recoveries used\n"
-            "ExcuseWhenCorrelated: node-lost came on 1 node(s) within 600 s, not on 3\n"
-            "LeaveWhenRecurring: node-lost for time 1 within 86400 s on a, of 6\n"
-            "LeaveWhenFlapping: node-lost came 1 time(s) within 600 s on a, of 8\n"
-            "RollBack: the loss has not diverged\n"
-            "RetryStep: the job's process groups are not Holdfast's own\n"
-            "ReplaceRanks: the job's process groups are not Holdfast's own\n"
-            "RestartWorkers: a cannot hold ranks\n"
-            "ReplaceNode: 0 spare(s) for 1 node(s)\n"
-            "RequestApproval: no node that still works would be isolated without approval"
-        ),
     ),
     "spare": (
         lambda: decide(POLICIES["balanced"], a_case("gpu-off-bus", spares=("s",))).decision.reason,
@@ -139,26 +133,16 @@ TEXTS: dict[str, tuple[Callable[[], str], str]] = {
         _needs_approval,
         "1 of the cluster's 4 node(s) are out of service, and programs may isolate 1",
     ),
-    "not tested": (
-        _untested_gpu,
+    "notification": (
+        _notification,
         (
-            "node-0 stays quarantined: no check could exercise the GPU (no NVIDIA device is visible). Repair the driver or "
-            "the card, or return it by hand with `holdfast node return node-0 --reason ...`."
-        ),
-    ),
-    "snapshots seldom": (
-        lambda: _snapshots(SnapshotLimits(overhead=0.01)),
-        "41.9 ms of copying do not fit into 10 ms of windows: a snapshot every 34 steps keeps the cost at 1.0%",
-    ),
-    "snapshots pause": (
-        lambda: _snapshots(SnapshotLimits(policy="pause", pause=0.05)),
-        "41.9 ms of copying do not fit into 10 ms of windows: training pauses 33.6 ms for each snapshot, as the policy allows",
-    ),
-    "interval": (
-        lambda: advise(IntervalCase(save_s=1, step_s=1, between_s=20_000), IntervalLimits(least=1, most=10_000)).reason,
-        (
-            "a save costs 1 s, a step 1 s, and a fault sends the job back to a checkpoint about every 5.56 h: 3.32 min of "
-            "training between two saves lose least"
+            "[lab/gpt] incident 1: rank 1 on node-1 killed (SIGKILL), recovered in 260 ms\n"
+            "14:02:11 UTC: rank 1 on node-1 was killed (SIGKILL); hot spare on node-2 took over; "
+            "training again after 260 ms, 0 steps lost.\n\n"
+            "Seen: RuntimeError: sizes do not fit in model.py:12\n\n"
+            "Action: nothing to do.\n\n"
+            "All of it: `holdfast incidents show 1 --job gpt`\n\n"
+            "Job gpt on cluster lab, controller on head\nRun: http://ui/runs/flow-run/1\nIncident: http://ui/1"
         ),
     ),
     "costs": (
@@ -179,10 +163,6 @@ TEXTS: dict[str, tuple[Callable[[], str], str]] = {
             "`spare_nodes`, or add nodes to the cluster; `holdfast node ls` lists them."
         ),
     ),
-    "timeout": (
-        lambda: str(CapacityTimeout("lab", 2, 1, "200 ms", "node-1: quarantined")),
-        "after 200 ms cluster 'lab' has 1 free node(s) of the 2 required (node-1: quarantined)",
-    ),
     "allocation": (
         lambda: str(AllocationRequired("waiting for free nodes", "hpc")),
         (
@@ -191,21 +171,6 @@ TEXTS: dict[str, tuple[Callable[[], str], str]] = {
             "the rest."
         ),
     ),
-    "setting": (
-        lambda: str(BadSetting("HOLDFAST_SIGTERM", "leave", ("stop", "detach"))),
-        "HOLDFAST_SIGTERM is 'leave'; it must be stop or detach",
-    ),
-    "history": (
-        lambda: str(HistoryTooOld("history.db", "its schema revision is 0100")),
-        (
-            "history history.db was written by an older Holdfast: its schema revision is 0100. Nothing was changed. Move it "
-            "away, or name another history in HOLDFAST_HISTORY; the Holdfast that wrote it can still read it."
-        ),
-    ),
-    "node": (
-        lambda: str(NodeLost("node-1", "it is switched off")),
-        "node node-1 is lost: it is switched off",
-    ),
     "protocol": (
         lambda: str(ProtocolMismatch("node-1", "the Holdfast there speaks protocol 2, this one 1")),
         (
@@ -213,15 +178,44 @@ TEXTS: dict[str, tuple[Callable[[], str], str]] = {
             "--cluster CLUSTER_FILE` installs this version there"
         ),
     ),
-    "lease": (
-        lambda: str(LeaseUnconfirmed("node-1", "no agent confirms this controller")),
-        "nothing is stopped or started on node node-1: no agent confirms this controller",
-    ),
 }
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_the_text_reads(name: str) -> None:
+def test_the_text_reads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Word by word."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
     made, text = TEXTS[name]
     assert made() == text
+
+
+JOB = "name: a\nscript: train.py\n"
+ENDS = {"completed": ("COMPLETED", "all steps are done"), "failed": ("FAILED", "restarted 3 times within 1 h")}
+COMMANDS = {
+    "status": "status gpt",
+    "incident": "incidents show 1 --job gpt",
+    "events": "status gpt --events",
+    "completed": "status gpt --follow",
+    "failed": "status gpt --follow",
+    "unknown_job": "status gtp",
+    "bad_option": "run --nnodes 0 train.py",
+    "missing_script": "run trian.py",
+    "bad_job_file": "run bad.yaml",
+    "good_job_file": "validate good.yaml",
+}
+"""Commands, whose outputs are in the files of these names: first the standard output, then the standard error."""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_command_prints(name: str, here: Command, book: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811 (fixtures)
+    """Word by word, but for names that are made anew each time; the job was submitted at noon, 45 seconds ago."""
+    monkeypatch.setattr(time, "time", lambda: noon() + 45)
+    job = a_running_job(book, "gpt", noon())
+    if name in ENDS:
+        job.move(*ENDS[name], seconds=44, event="finished")
+    (tmp_path / "train.py").touch()
+    (tmp_path / "good.yaml").write_text(f"{JOB}nnodes: 2\nspare_nodes: 1\nnproc_per_node: 2\n")
+    (tmp_path / "bad.yaml").write_text(f"{JOB}nnode: 2\n")
+    done = here(*COMMANDS[name].split())
+    printed = re.sub(r"\b[0-9a-f]{24}\b", "ID", done.stdout + done.stderr).replace(str(tmp_path), "DIRECTORY")
+    assert printed == (Path(__file__).parent / f"golden_texts/{name}.txt").read_text()

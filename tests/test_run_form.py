@@ -26,6 +26,7 @@ from holdfast.spec import CheckpointPlan, LocalCluster, SlurmCluster, SshCluster
 from holdfast.spec.files.units import format_size, parse_size
 from holdfast.spec.form import advanced_schema, job_of, parameters_of
 from holdfast.spec.job import MemoryPlan, SpecModel
+from tests.mentions import mentions
 
 FLOWS: list[Flow[..., Any]] = [train, training_job, cluster_health, node_repair]
 GOOD = {"name": "gpt", "script": "/data/train.py"}
@@ -163,21 +164,21 @@ def test_what_is_filled_in_becomes_the_job_that_was_meant() -> None:
     [
         (
             {"script": "python train.py"},
-            "script: train.py is a relative path, and there is no workdir. Write its absolute path",
+            ("script", "train.py", "relative", "workdir"),
         ),
-        ({"script": "/data/train.py 'open"}, 'script: "/data/train.py \'open" cannot be split into words: no closing quotation'),
-        ({"name": "Bad Name"}, "name: 'Bad Name' is not a name of lowercase letters, digits and dashes"),
-        ({"advanced": {"checkpoint": {"keep": 1}}}, "advanced.checkpoint.keep: 1 is not greater than or equal to 2"),
-        ({"advanced": {"min_nodes": 3}}, "advanced.min_nodes: 3 is more than `nnodes`, 1. Lower it, or raise `nnodes`"),
-        ({"advanced": {"nodes": 3}}, "advanced.nodes: unknown field"),
-        ({"nnodes": 0}, "nnodes: 0 is not a number of nodes"),
+        ({"script": "/data/train.py 'open"}, ("script", "/data/train.py 'open", "closing quotation")),
+        ({"name": "Bad Name"}, ("name", "'Bad Name'", "lowercase letters, digits and dashes")),
+        ({"advanced": {"checkpoint": {"keep": 1}}}, ("advanced.checkpoint.keep", 1, 2)),
+        ({"advanced": {"min_nodes": 3}}, ("advanced.min_nodes", 3, "`nnodes`", 1)),
+        ({"advanced": {"nodes": 3}}, ("advanced.nodes", "unknown field")),
+        ({"nnodes": 0}, ("nnodes", 0)),
     ],
 )
-def test_the_worker_reports_problems_with_the_names_of_the_form(given: dict[str, Any], words: str) -> None:
+def test_the_worker_reports_problems_with_the_names_of_the_form(given: dict[str, Any], words: tuple[object, ...]) -> None:
     """What the server's schema cannot know, and what comes past it, as from a flow that calls this one."""
     with pytest.raises(BadParameters) as refused:
         filled_in(**given)
-    assert words in str(refused.value)
+    assert mentions(str(refused.value), *words)
     assert "\n" not in str(refused.value)
 
 
@@ -255,16 +256,16 @@ def test_a_cluster_is_found_by_name(holdfast_home: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("said", "error", "words"),
     [
-        ("lab.yaml", UnknownCluster, "no cluster is called 'lab.yaml': it is a relative path, and a flow run has no folder of its own"),
-        ("local:0", BadFile, "nodes: 0 is not greater than or equal to 1"),
-        ("/nowhere/lab.yaml", BadFile, "/nowhere/lab.yaml: 1 problem(s)\n  file: does not exist"),
-        ({"kind": "lcal"}, BadFile, "no kind of cluster is called 'lcal'. Did you mean 'local'?"),
-        ({"kind": "local", "nods": 3}, BadFile, "nods: unknown field. Did you mean 'nodes'?"),
-        ("{foo", BadFile, "not valid YAML"),
+        ("lab.yaml", UnknownCluster, ("'lab.yaml'", "relative path")),
+        ("local:0", BadFile, ("nodes", 0, 1)),
+        ("/nowhere/lab.yaml", BadFile, ("/nowhere/lab.yaml", "1 problem(s)", "does not exist")),
+        ({"kind": "lcal"}, BadFile, ("'lcal'", "'local'")),
+        ({"kind": "local", "nods": 3}, BadFile, ("nods", "'nodes'")),
+        ("{foo", BadFile, ("YAML",)),
     ],
 )
-def test_an_unusable_cluster_is_refused_with_a_message(said: Any, error: type[Exception], words: str) -> None:
+def test_an_unusable_cluster_is_refused_with_a_message(said: Any, error: type[Exception], words: tuple[object, ...]) -> None:
     """Before any node is looked at."""
     with pytest.raises(error) as refused:
         resolve_cluster(said)
-    assert words in str(refused.value)
+    assert mentions(str(refused.value), *words)

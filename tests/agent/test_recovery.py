@@ -14,7 +14,7 @@ import pytest
 from holdfast.process import children_of, is_alive, is_ending, state_of
 from holdfast.protocol import PROTOCOL, Message
 from tests.agent.rig import CLIENT, Flow, Node
-from tests.mentions import mentions
+from tests.mentions import mentions, one_line_mentions
 from tests.waiting import wait_until
 
 GROUPED = (
@@ -200,7 +200,7 @@ def test_kept_hot_spare_and_fresh_workers_make_the_next_generation(team: Team) -
     assert about["grouped"] == [0, 1, 2], "a flow that comes later can keep them"
     assert about["workers"] == {"0": hot_spare, "1": before, "2": team.flow.pid(2, generation=2)}
     assert team.leave_to_commit(1)["ok"]
-    assert "--- holdfast: rank 0, generation 2 of job job\n" in log.read_text()
+    assert one_line_mentions(log.read_text(), "holdfast", "rank 0", "generation 2", "job job")
     ends = {rank: team.flow.exited(rank) for rank in (0, 2)}
     assert all(end["ordered"] and end["signal"] == signal.SIGKILL for end in ends.values())
     os.kill(hot_spare, signal.SIGKILL)

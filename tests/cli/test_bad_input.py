@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
@@ -20,6 +21,7 @@ from holdfast.history.models import Job, JobTransition
 from holdfast.history.store import History
 from tests.cli.conftest import PROGRAM, ROOT, Command, environment, refused
 from tests.cli.written_history import Author
+from tests.mentions import mentions
 
 JOB = "name: a\nscript: train.py\n"
 READERS = [
@@ -50,32 +52,30 @@ def files(tmp_path: Path) -> Any:
 
 
 CASES = {
-    "unknown field": (JOB + "nnode: 2\n", "nnode", "Did you mean 'nnodes'?"),
-    "missing field": ("script: train.py\n", "name: is missing", "Add it"),
-    "script that does not exist": ("name: a\nscript: trian.py\n", "trian.py does not exist", "Fix the path"),
-    "command that does not exist": ("name: a\ncommand: [no-such-program, x]\n", "'no-such-program' is not on PATH", "Install it"),
-    "checkpoints that cannot be written": (JOB + "checkpoint: {directory: /proc/x}\n", "cannot be written", "checkpoint.directory"),
-    "checkpoints where a file is": (JOB + "checkpoint: {directory: train.py}\n", "is not a directory", "checkpoint.directory"),
-    "cadence that is none": (JOB + "checkpoint: {interval: often}\n", "'often' is neither an integer of at least 0 nor `auto`", "`auto`"),
-    "crossed limits of the cadence": (
-        JOB + "checkpoint: {interval: auto, min_interval: 50, max_interval: 20}\n",
-        "(50) is above",
-        "max_interval",
+    "unknown field": (JOB + "nnode: 2\n", ("nnode", "line 3", "'nnodes'")),
+    "missing field": ("script: train.py\n", ("name", "missing")),
+    "script that does not exist": ("name: a\nscript: trian.py\n", ("script", "trian.py", "workdir")),
+    "command that does not exist": ("name: a\ncommand: [no-such-program, x]\n", ("command", "'no-such-program'", "PATH")),
+    "checkpoints that cannot be written": (JOB + "checkpoint: {directory: /proc/x}\n", ("checkpoint.directory", "/proc/x", "written")),
+    "checkpoints where a file is": (JOB + "checkpoint: {directory: train.py}\n", ("checkpoint.directory", "train.py", "not a directory")),
+    "interval that is none": (JOB + "checkpoint: {interval: often}\n", ("checkpoint.interval", "line 3", "'often'", "`auto`")),
+    "crossed limits of the interval": (
+        JOB + "checkpoint: {interval: auto, min_interval: 50, max_interval: 20}\n", ("checkpoint", "line 3", "50", "max_interval"),
     ),
-    "more nodes than there are": (JOB + "nnodes: 9\n", "the job needs 9, but cluster 'local' has 4", "Lower"),
-    "no YAML": ("name: [a\n", "not valid YAML", "Fix"),
-    "binary": ("\x00\x01\x02", "is not text", "UTF-8"),
-    "empty": ("", "is empty", "Write at least"),
-    "a cluster's file": ("kind: ssh\nhosts: [a, b]\n", "describes a cluster, not a job", "with `--cluster job.yaml`"),
-    "a cluster by the name of its file": (JOB + "cluster: gpus.yaml\n", "line 3: 'gpus.yaml' holds no fields", "`--cluster gpus.yaml`"),
-}
+    "more nodes than there are": (JOB + "nnodes: 9\n", ("nnodes", 9, "'local'", 4)),
+    "no YAML": ("name: [a\n", ("line 2", "YAML")),
+    "binary": ("\x00\x01\x02", ("job.yaml", "text", "UTF-8")),
+    "empty": ("", ("job.yaml", "empty", "name")),
+    "a cluster's file": ("kind: ssh\nhosts: [a, b]\n", ("cluster", "`--cluster job.yaml`")),
+    "a cluster by the name of its file": (JOB + "cluster: gpus.yaml\n", ("cluster", "line 3", "'gpus.yaml'", "--cluster gpus.yaml")),
+}  # fmt: skip
 
 
 def test_a_refusal_is_the_same_from_a_shell(holdfast: Command, files: Any) -> None:
     """A message on stderr, status 2, nothing on stdout, no traceback."""
     done = holdfast("run", files(JOB + "nnode: 2\n"))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "holdfast: job.yaml: 1 problem(s)\n  nnode: line 3: unknown field. Did you mean 'nnodes'?\n"
+    assert mentions(done.stderr, "job.yaml", "nnode", "line 3", "nnodes")
 
 
 REFUSED = [(verb, case) for case in CASES for verb in ("validate", "run") if (verb, case) != ("validate", "a cluster's file")]
@@ -85,12 +85,10 @@ REFUSED = [(verb, case) for case in CASES for verb in ("validate", "run") if (ve
 @pytest.mark.parametrize(("verb", "case"), REFUSED)
 def test_a_bad_job_file_is_refused_before_anything_starts(verb: str, case: str, here: Command, files: Any, holdfast_home: Path) -> None:
     """Field, reason and cure on stderr, status 2; no job, no folder, no process."""
-    text, reason, cure = CASES[case]
+    text, named = CASES[case]
     done = here(verb, files(text))
     assert done.returncode == 2
-    assert "job.yaml: 1 problem(s)" in done.stderr
-    assert reason in done.stderr
-    assert cure in done.stderr
+    assert mentions(done.stderr, "job.yaml", "1 problem(s)", *named)
     assert done.stdout == ""
     assert list(holdfast_home.iterdir()) == []
 
@@ -139,7 +137,7 @@ def test_a_valid_job_file_is_summarized(here: Command, files: Any) -> None:
     """Status 0, and what would run."""
     done = here("validate", files(JOB + "nnodes: 2\nspare_nodes: 1\nnproc_per_node: 2\n"))
     assert done.returncode == 0
-    assert done.stdout == "job.yaml: valid. Job 'a': train.py on 2 nodes and 1 spare of cluster 'local', 2 ranks each.\n"
+    assert mentions(done.stdout, "job.yaml", "'a'", "train.py", "2 nodes", "1 spare", "'local'", "2 ranks")
 
 
 @pytest.mark.parametrize("arguments", [*READERS, ["run", "job.yaml"]], ids=" ".join)
@@ -184,9 +182,8 @@ def test_a_job_name_that_runs_already_is_refused(here: Command, files: Any, book
     keeper = LeaseRenewer(book, acquire(book, job, holder="another flow"), lambda _: None)
     done = here("run", files(JOB))
     keeper.release()
-    assert done.returncode == 2
-    assert "job 'a' is already running, controlled by another flow" in done.stderr
-    assert "holdfast stop a" in done.stderr
+    assert (done.returncode, done.stdout) == (2, "")
+    assert mentions(done.stderr, "job 'a'", "another flow", "`holdfast stop a`")
     assert not (holdfast_home / "jobs" / "a" / "flow.log").exists()
 
 
@@ -265,7 +262,7 @@ def test_a_job_file_that_exits_is_reported(here: Command, tmp_path: Path) -> Non
     """The result is a problem with its line, not the exit status of the file."""
     (tmp_path / "job.py").write_text("import os\nfrom holdfast.spec import TrainingJob\njob = 1\nos._exit(9)\n")
     done = here("validate", "job.py")
-    assert (done.returncode, "line 4: it ends the process with os._exit(9)" in done.stdout + done.stderr) == (2, True), done
+    assert (done.returncode, mentions(done.stdout + done.stderr, "line 4", "os._exit(9)")) == (2, True), done
     forks = "import os\npid = os.fork()\nif not pid: os._exit(7)\nassert os.waitpid(pid, 0)[1] == 7 << 8\njob = 1\n"
     (tmp_path / "job.py").write_text(forks)
     done = here("validate", "job.py")
@@ -275,8 +272,9 @@ def test_a_job_file_that_exits_is_reported(here: Command, tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["A B", "A\tB", " ", "A=B", ""])
 def test_a_variable_that_no_shell_could_name_is_refused(name: str, here: Command, files: Any) -> None:
     """Nor could anybody read it."""
-    done = here("validate", files(JOB + f"env: {json.dumps({name: 'x'})}\n"))
-    assert (done.returncode, "is not a name of an environment variable" in done.stdout + done.stderr) == (2, True)
+    done = here("validate", files(JOB + f"env: {json.dumps({name: 'x'})}\n"), "--json")
+    (problem,) = json.loads(done.stdout)["problems"]
+    assert (done.returncode, problem["field"]) == (2, "env." + name.replace("\t", "\\t"))
 
 
 @pytest.mark.parametrize("arguments", [["report"], ["status", "--follow"]], ids=" ".join)
@@ -284,7 +282,7 @@ def test_without_a_job_the_message_says_how_to_start_one(arguments: list[str], h
     """Status 2: no job was named, and none can be guessed."""
     done = here(*arguments)
     assert done.returncode == 2
-    assert "`holdfast run JOB_FILE` starts a job" in done.stderr
+    assert "`holdfast run JOB_FILE`" in done.stderr
 
 
 def test_a_job_file_in_place_of_a_cluster_file_is_reported(here: Command, files: Any) -> None:
@@ -310,8 +308,8 @@ def test_an_unknown_incident_is_reported(arguments: list[str], here: Command, ru
 def test_a_report_that_cannot_be_written_is_refused(here: Command, running: Author) -> None:
     """Status 2, nothing half written."""
     done = here("report", "gpt-small", "-o", "/proc/report.html")
-    assert done.returncode == 2
-    assert "/proc/report.html cannot be written" in done.stderr
+    assert (done.returncode, done.stdout) == (2, "")
+    assert mentions(done.stderr, "/proc/report.html", os.strerror(errno.ENOENT))
 
 
 def test_an_output_on_a_full_disk_is_reported(running: Author) -> None:
@@ -321,7 +319,7 @@ def test_an_output_on_a_full_disk_is_reported(running: Author) -> None:
             [*PROGRAM, "ps", "-a", "--json"], env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert done.returncode == 2
-    assert done.stderr == "holdfast: No space left on device\n"
+    assert done.stderr == f"holdfast: {os.strerror(errno.ENOSPC)}\n"
 
 
 def test_a_closed_pipe_causes_no_message(running: Author) -> None:

@@ -16,6 +16,7 @@ from holdfast.policies.recovery.case_codec import act_of, to_record
 from holdfast.policies.recovery.escalation import POLICIES, decide
 from tests.cli.conftest import Command
 from tests.cli.written_history import Author
+from tests.mentions import mentions, one_line_mentions
 from tests.policies.cases import a_case
 from tests.report import filled
 from tests.report.parsed import Page
@@ -27,18 +28,18 @@ def test_the_cost_is_shown_in_tables_that_fit(here: Command, book: History) -> N
     """Categories, ETTR, MTTF and MTTR with their basis, losses by phase and fault, nodes."""
     filled.three_incidents(book)
     text = here("cost", "bytes-gpt").stdout
-    for words in (
-        "bytes-gpt, 2026-09-21 14:13:20 UTC to",
-        "Times are compute-hours: the time of every rank",
-        "ETTR        78.3% of the time went into steps that were kept",
-        "steps lost  71",
-        "MTTR        1.73 s from the fault to the first new step, over 3 recoveries",
-        "Lost, by phase",
-        "steps thrown away and computed a second time",
-        "Lost, by kind of fault",
-        "Nodes, by the cost of incidents whose root cause was there",
+    for named in (
+        ("bytes-gpt", "2026-09-21 14:13:20 UTC"),
+        ("compute-hours", "every rank"),
+        ("ETTR", "78.3%"),
+        ("steps lost", 71),
+        ("MTTR", "1.73 s", "3 recoveries"),
+        ("Lost, by phase",),
+        ("T0 rollback", "thrown away"),
+        ("Lost, by kind of fault",),
+        ("Nodes, by the cost",),
     ):
-        assert words in text
+        assert one_line_mentions(text, *named), named
     assert max(map(len, text.splitlines())) <= WIDE
 
 
@@ -65,7 +66,7 @@ def test_the_parts_that_programs_get_add_up(here: Command, book: History) -> Non
 def test_the_cost_of_a_running_job_is_shown(here: Command, running: Author) -> None:
     """A job without a controller counts until its last sign of life, which is noted."""
     text = " ".join(here("cost", "gpt-small").stdout.split())
-    assert "Until the last sign of life for 1 job without a controller." in text
+    assert mentions(text, "1 job without a controller")
     assert here("cost", "gpt-small", "--since", "1s").returncode == 0
 
 
@@ -136,18 +137,12 @@ def test_replay_shows_what_another_policy_would_have_decided(here: Command, runn
     """The decision, its reason and value, or why that is unknown, and the decisions that cannot be replayed."""
     decided(book, running.job.id)
     text = here("policy", "replay", "aggressive", "--job", "gpt-small").stdout
-    for words in (
-        "aggressive, replayed on 4 decisions in 3 incidents",
-        "different",
-        "restart-workers",
-        "replace-node",
-        "d replaces a",
-    ):
-        assert words in text
-    assert "3: it was made before cases were recorded" in text
+    assert one_line_mentions(text, "aggressive", "4 decisions", "3 incidents")
+    assert mentions(text, "different", "restart-workers", "replace-node", "d replaces a")
+    assert one_line_mentions(text, 3, "before cases were recorded")
     assert max(map(len, text.splitlines())) <= WIDE
     told = json.loads(here("policy", "replay", "aggressive", "--json").stdout)
-    assert told["unreadable"] == {"it was made before cases were recorded": 3}
+    assert list(told["unreadable"].values()) == [3]
     assert told["differences"][0]["would"]["act"]["add"] == ["d"]
     same = json.loads(here("policy", "replay", "balanced", "--json").stdout)
     assert (same["same"], same["differences"], same["hours_saved"]) == (1, [], 0.0)
@@ -168,5 +163,4 @@ def test_replay_knows_every_kind_of_fault(kind: str, holdfast: Command, running:
     """In a new process, which has not loaded the catalogue."""
     decided(book, running.job.id, kind)
     told = json.loads(holdfast("policy", "replay", "balanced", "--json").stdout)
-    assert told["same"] == 1
-    assert told["unreadable"] == {"it was made before cases were recorded": 3}
+    assert (told["same"], list(told["unreadable"].values())) == (1, [3])

@@ -14,6 +14,7 @@ from holdfast.history import FaultRecord
 from holdfast.history.store import History
 from tests.cli.conftest import PROGRAM, Command, environment
 from tests.cli.written_history import Author
+from tests.mentions import mentions
 
 OFF_BUS = "NVRM: Xid (PCI:0000:3b:00): 79, pid=991, name=python, GPU has fallen off the bus."
 
@@ -53,8 +54,8 @@ def test_a_kind_is_found_by_what_logs_call_it_though_devices_show_it_too(here: C
     """A user with an Xid 79 in a log searches for that."""
     assert "gpu-off-bus" in here("faults", "ls", "--words", "xid 79").stdout
     text = here("faults", "show", "gpu-off-bus").stdout
-    assert "(Xid 79) (evict: " in text
-    assert "GPU has fallen off the bus." in text
+    assert mentions(text, "Xid 79", "evict")
+    assert "has fallen off the bus" in text, "the driver's own words"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_a_kind_that_does_not_exist_names_the_nearest(here: Command) -> None:
     """Exit status 2, as for every user error."""
     done = here("faults", "show", "gpu-of-bus")
     assert done.returncode == 2
-    assert "Did you mean gpu-off-bus" in done.stderr
+    assert mentions(done.stderr, "gpu-off-bus")
 
 
 def test_faults_unknown_counts_unclassified_failures(here: Command, running: Author, book: History) -> None:
@@ -89,8 +90,8 @@ def test_faults_unknown_counts_unclassified_failures(here: Command, running: Aut
     running.write(a_fault(running, quote="exited with status 1", detail=f"hello\n{OFF_BUS}\n"))
     found = json.loads(here("faults", "unknown", "--json").stdout)
     shapes = {one["shape"]: one["times"] for one in found}
-    assert shapes["exited with status N; last output: frobnicator N gave up"] == 3
-    assert "exited with status N" not in shapes
+    ((shape, times),) = shapes.items()
+    assert (mentions(shape, "frobnicator N gave up"), times) == (True, 3)
     assert "frobnicator" in here("faults", "unknown").stdout
     assert "match = ['" in here("faults", "unknown", "--draft").stdout
 
@@ -108,7 +109,8 @@ def test_classify_reads_a_file_and_standard_input(holdfast_home: Path, tmp_path:
     log.write_text(f"step 1\n{OFF_BUS}\n")
     for arguments, text in ((("classify", str(log)), ""), (("classify", "-"), log.read_text()), (("classify",), log.read_text())):
         done = subprocess.run([*PROGRAM, *arguments], env=environment(), input=text, capture_output=True, text=True, check=True)
-        assert done.stdout == f"2: gpu-off-bus (evict, attributed to gpu): {OFF_BUS}\n"
+        (line,) = done.stdout.splitlines()
+        assert mentions(line, "2", "gpu-off-bus", "evict", "gpu", OFF_BUS)
         assert "2 lines, 1 fault" in done.stderr
     done = subprocess.run([*PROGRAM, "classify", "--json", str(log)], env=environment(), capture_output=True, text=True, check=True)
     assert [json.loads(line)["classification"] for line in done.stdout.splitlines()] == ["benign", "fault"]

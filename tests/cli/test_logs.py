@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -18,6 +20,7 @@ from holdfast.paths import job_directory
 from tests.cli.conftest import Command
 from tests.cli.written_history import Author
 from tests.cluster.proxies import Boxes, ChildTransport
+from tests.mentions import mentions
 from tests.waiting import wait_until
 
 
@@ -85,7 +88,8 @@ def test_a_log_that_cannot_be_read_is_reported_although_others_of_its_node_can(h
     folder = write(job_directory("gpt-small") / "logs", rank_1="one\n", rank_2="two\n", rank_3="three\n")
     (folder / "rank-0.log").symlink_to("/proc/self/mem")  # a regular file, of which nothing can be read at byte 0
     done = here("logs")
-    assert (done.returncode, done.stderr) == (1, "n0 could not be read: Input/output error\n")
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert mentions(done.stderr, "n0", os.strerror(errno.EIO))
     assert "== rank 1 on n0\none\n" in done.stdout
     told = here("logs", "--json")
     assert (told.returncode, json.loads(told.stdout)["unreachable"]) == (1, {"n0": "Input/output error"})
@@ -134,7 +138,7 @@ def test_logs_of_other_machines_come_through_their_gates(here: Command, running:
     reach.down = True
     done = here("logs", "--rank", "0")
     assert done.returncode == 1
-    assert "n0 could not be read: no route to host" in done.stderr
+    assert mentions(done.stderr, "n0", "no route to host")
 
 
 def test_a_shared_folder_is_recognized(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from holdfast.errors import NoHostKeys
 from tests.cli.conftest import Command, described, environment, refused
 from tests.cli.terminal import Terminal
+from tests.mentions import mentions, one_line_mentions
 from tests.ssh.conftest import Site
 from tests.ssh.sshd import key_at
 from tests.waiting import wait_until
@@ -60,8 +61,8 @@ def test_without_a_terminal_no_key_is_added(here: Command, site: Site, tmp_path:
     name = described(site, tmp_path)
     asked = here("node", "trust", "--cluster", name)
     assert asked.returncode == 1
-    assert "2 keys not added: there is no terminal to ask on" in asked.stderr
-    assert "0 of 2 machines are trusted" in asked.stdout
+    assert mentions(asked.stderr, "2 keys", "terminal")
+    assert mentions(asked.stdout, "0 of 2")
     assert site.known_hosts.read_text() == "# mine"
     one = here("node", "trust", "--cluster", name, "one", "--yes", "--json")
     assert (one.returncode, list(machines(one))) == (0, ["one"])
@@ -115,7 +116,7 @@ def test_untrustworthy_keys_are_reported_with_the_cure(here: Command, site: Site
     done = here("node", "trust", "--cluster", described(site, tmp_path))
     assert done.returncode == 1
     assert "Connection refused" in done.stdout
-    assert f"{one.address}, {clone.address} have the same key (clones of one image?)" in done.stdout
+    assert one_line_mentions(done.stdout, f"{one.address}, {clone.address}", "same key")
     (tmp_path / "file").touch()
     unwritable = here("node", "trust", "--cluster", described(site, tmp_path, known_hosts=str(tmp_path / "file" / "known")), "--yes")
     assert (unwritable.returncode, unwritable.stdout) == (2, "")

@@ -18,7 +18,7 @@ TEAMS = f"https://prod-1.westus.logic.azure.com:443/workflows/{'6' * 32}/trigger
     ("words", "why"),
     [
         (("add", "ops"), "Missing argument 'ADDRESS'"),
-        (("add", "Ops Team", "http://a"), "use lowercase letters, digits and dashes"),
+        (("add", "Ops Team", "http://a"), "lowercase letters"),
         (("add", "ops", "http://a", "--no-controller-after", "5s"), "0, or at least 10"),
         (("add", "ops", "http://a"), "set PREFECT_API_URL"),
         (("ls",), "set PREFECT_API_URL"),
@@ -46,13 +46,13 @@ def test_a_server_that_is_away_is_named(here: Command, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("address", "why"),
     [
-        ("ops.example.com", "it does not start with a scheme"),
-        ("https://", "nothing follows the scheme"),
+        ("ops.example.com", "start with a scheme"),
+        ("https://", "nothing follows"),
         ("https://ops.example.com:99999/", "Port out of range"),
         ("https:///hook", "it has no host"),
         ("https://ops example.com/", "it contains spaces"),
         ("nonsense://x", "nonsense:// is unknown"),
-        ("slack://bad", "its parts are not those of slack://"),
+        ("slack://bad", "parts are not those"),
         ("workflows://host/id/sig", "Teams needs the https:// address"),
     ],
 )

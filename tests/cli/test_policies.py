@@ -15,6 +15,7 @@ from holdfast.policies.recovery.policy import NAMED
 from holdfast.policies.slowness import StragglerCase
 from tests.cli.conftest import Command, refused
 from tests.cli.written_history import Author
+from tests.mentions import mentions, one_line_mentions
 
 MINE = "based_on: patient\nrecommended_actions: {gpu-off-bus: restart}\nrecurring: {times: 2}\ntimeouts: {shrink_restart: 30s}\n"
 
@@ -41,14 +42,13 @@ def test_a_file_is_shown_with_what_differs_from_its_base(here: Command, tmp_path
     """Rules, recommended actions and numbers that differ are marked, and listed with their previous values."""
     (tmp_path / "mine.yaml").write_text(MINE)
     marked = {line[1:].strip() for line in here("policy", "show", "mine.yaml").stdout.splitlines() if line.lstrip().startswith("*")}
-    assert any("LeaveWhenRecurring: replace a node, if there are spares, at its incident number 2" in line for line in marked)
-    assert any("gpu-off-bus" in line and "restart (was: evict)" in line for line in marked)
+    assert any(mentions(line, "LeaveWhenRecurring", "number 2") for line in marked)
+    assert any(mentions(line, "gpu-off-bus", "restart", "was: evict") for line in marked)
     told = json.loads(here("policy", "show", "mine.yaml", "--json").stdout)
-    assert told["differs"] == [
-        "recommended_actions.gpu-off-bus: restart (was: as in the catalogue)",
-        "recurring.times: 2 (was: 6)",
-        "timeouts.shrink_restart: 30.0 s (was: 3 min 00 s)",
-    ]
+    action, times, timeout = told["differs"]
+    assert mentions(action, "recommended_actions.gpu-off-bus", "restart", "catalogue")
+    assert mentions(times, "recurring.times", 2, 6)
+    assert mentions(timeout, "timeouts.shrink_restart", "30.0 s", "3 min 00 s")
     assert (told["based_on"], told["numbers"]["timeouts.shrink_restart"]) == ("patient", 30.0)
     assert told["recommended_actions"] == {"gpu-off-bus": {"recommended_action": "restart", "catalogue": "evict"}}
     assert [rule["differs"] for rule in told["rules"]].count(True) == 2
@@ -66,16 +66,19 @@ def test_check_reports_every_problem_of_every_file(here: Command, tmp_path: Path
     (tmp_path / "good.yaml").write_text(MINE)
     (tmp_path / "bad.yaml").write_text("recommended_actions: {gpu-of-bus: evict}\nactions: [shrnk]\n")
     done = here("policy", "check", "good.yaml")
-    assert (done.returncode, done.stdout) == (0, "good.yaml: valid. Based on patient, 3 differences.\n")
+    assert done.returncode == 0
+    assert mentions(done.stdout, "good.yaml", "valid", "patient", "3 differences")
     done = here("policy", "check", "good.yaml", "bad.yaml", "none.yaml")
     assert done.returncode == 2
-    assert "good.yaml: valid" in done.stdout
-    assert (
-        "bad.yaml: 2 problems\n  recommended_actions.gpu-of-bus: line 1: no fault kind has this name. Did you mean 'gpu-off-bus'?\n"
-        in done.stdout
-    )
-    assert "actions[0]: line 2: no action is called 'shrnk'. Did you mean 'shrink-live'?" in done.stdout
-    assert "none.yaml: 1 problem\n  file: does not exist" in done.stdout
+    for named in (
+        ("good.yaml", "valid"),
+        ("bad.yaml", "2 problems"),
+        ("recommended_actions.gpu-of-bus", "line 1", "'gpu-off-bus'"),
+        ("actions[0]", "line 2", "'shrnk'", "'shrink-live'"),
+        ("none.yaml", "1 problem"),
+        ("file", "does not exist"),
+    ):
+        assert one_line_mentions(done.stdout, *named), named
     told = json.loads(here("policy", "check", "good.yaml", "bad.yaml", "--json").stdout)
     assert [one["ok"] for one in told] == [True, False]
     assert told[1]["problems"][1]["field"] == "actions[0]"
@@ -94,16 +97,17 @@ def test_explain_shows_rule_and_end_of_each_attempt(here: Command, running: Auth
     """Also of incidents from before a policy was on record."""
     one = running.incident(4, "worker-sigkill", "rank 0 on n0", seconds=50)
     running.state = "RESUMING"
-    running.move("DIAGNOSING", "restart-workers brought no step within 120 s", seconds=50.1, event="faulted")
+    stalled = "restart-workers brought no step within 120 s"
+    running.move("DIAGNOSING", stalled, seconds=50.1, event="faulted")
     running.write(an_attempt(running, one, 0.2, "replace-node"))
     told = json.loads(here("policy", "explain", "4", "--json").stdout)
     assert (told["job"], told["incident"], told["kind"], told["outcome"]) == ("gpt-small", 4, "worker-sigkill", "recovered")
     first, second = told["attempts"]
     assert (first["action"], first["policy"], first["noted"]) == ("restart-workers", None, {})
-    assert first["ended"].endswith("restart-workers brought no step within 120 s")
+    assert first["ended"].endswith(stalled)
     assert (second["action"], second["policy"]) == ("replace-node", "/where/mine.yaml")
     assert second["passed_over"] == {"RestartWorkers": "n0 cannot hold ranks"}
-    assert second["ended"].startswith("recovered, 310 ms after the fault")
+    assert mentions(second["ended"], "recovered", "310 ms")
     text = here("policy", "explain", "4", "--job", "gpt-small").stdout
     for words in (
         "replace-node",
@@ -128,12 +132,14 @@ def test_an_incident_that_passed_by_itself_was_not_decided_about(here: Command, 
             generation_before=1, outcome="passed", closed_at=2.0,
         )
     )  # fmt: skip
-    assert "No decision was made about it: it passed by itself." in here("policy", "explain", "9").stderr
+    done = here("policy", "explain", "9")
+    assert mentions(done.stderr, "No decision", "passed")
+    assert json.loads(here("policy", "explain", "9", "--json").stdout)["attempts"] == []
 
 
 def test_what_was_decided_about_slow_ranks_is_explained_with_its_sum(here: Command, running: Author) -> None:
     """As text and JSON; a replay shows what another policy decides."""
-    assert "No rank of job 'gpt-small' was found to slow the others down." in here("policy", "explain", "slow").stderr
+    assert mentions(here("policy", "explain", "slow").stderr, "No rank", "'gpt-small'")
     slow = StragglerCase(now=running.job.at, kind="straggler-gpu", rank=1, node="n0", step=0.4, lost=0.1, remaining=2_000, spares=("n3",))
     weighed = NAMED["aggressive"].stragglers(slow)
     running.write(
@@ -143,7 +149,7 @@ def test_what_was_decided_about_slow_ranks_is_explained_with_its_sum(here: Comma
         )
     )  # fmt: skip
     text = here("policy", "explain", "slow", "--job", "gpt-small").stdout
-    assert "move (straggler-gpu, policy aggressive): rank 1 on n0: staying costs 100 ms a step x 2,000" in text
+    assert mentions(" ".join(text.split()), "move", "straggler-gpu", "aggressive", "rank 1", "n0", "100 ms", "2,000")
     told = json.loads(here("policy", "explain", "slow", "--json").stdout)
     assert (told["job"], told["slow_ranks"][0]["act"]) == ("gpt-small", "move")
-    assert "would have: stay: rank 1 on n0" in here("policy", "replay", "patient").stdout
+    assert mentions(here("policy", "replay", "patient").stdout, "stay", "rank 1", "n0")

@@ -12,6 +12,7 @@ import pytest
 from holdfast.history.store import History
 from tests.cli.conftest import Command
 from tests.cli.written_history import Author
+from tests.mentions import mentions, one_line_mentions
 from tests.report import profile_files
 from tests.report.test_layout import recorded
 
@@ -43,7 +44,7 @@ def test_layout_windows_and_costs_are_shown(here: Command, files: list[dict[str,
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("gpt  step 120 at ")
-    assert "  schedule  interleaved 1F1B, 8 micro-batches, 2 chunks of the model on each" in lines
+    assert one_line_mentions(done.stdout, "schedule", "interleaved 1F1B", "8 micro-batches", "2 chunks")
     for head in HEADS:
         assert any(line.startswith(head) for line in lines)
     rows = [line.split() for line in lines]
@@ -53,7 +54,7 @@ def test_layout_windows_and_costs_are_shown(here: Command, files: list[dict[str,
         "1 100 2 5.0 ms 90.0% 0.0% 0.3%",
     ):
         assert row.split() in rows
-    assert "All ranks: all of it fits into 1 of 2 windows of the step." in lines
+    assert one_line_mentions(done.stdout, "All ranks", "1 of 2 windows")
     assert sum(line[1:7] == " stage" for line in lines) == 4
 
 
@@ -87,10 +88,9 @@ def test_skipped_files_are_reported_with_the_result(here: Command, files: list[d
     profile_files.write(tmp_path / "checkpoints", profile_files.rank_file(0, 2, generation=2, time=profile_files.BEGAN + 50))
     done = here("report", "gpt", "--profile")
     assert "1 rank of 2" in done.stdout
-    assert done.stderr.splitlines() == [
-        "note: not reported yet in generation 2: rank 1",
-        "note: 3 files of other generations or world sizes ignored",
-    ]
+    missing, ignored = done.stderr.splitlines()
+    assert mentions(missing, "generation 2", "rank 1")
+    assert mentions(ignored, "3 files")
 
 
 def test_without_a_profile_the_cure_is_named(here: Command, job: Author) -> None:

@@ -19,6 +19,7 @@ from holdfast.policies.nodes.node_health import FRESH, HealthAssessment
 from holdfast.report.text.wording import decided
 from tests.cli.conftest import Command
 from tests.cli.written_history import TRACEBACK, Author, a_verdict
+from tests.mentions import mentions, one_line_mentions
 
 
 def test_status_lists_what_runs_and_only_that(here: Command, running: Author, book: History) -> None:
@@ -82,8 +83,8 @@ def test_status_shows_staleness_and_cost_of_snapshots(here: Command, running: Au
     running.snapshots(2, step=149)
     running.snapshots(3, step=399, replica_step=398)
     text = here("status", "gpt-small").stdout
-    assert "snapshot    step 399, 1 step (100 ms) old; replica of step 398" in text
-    assert "snapshots every step, 95.0% of the copying overlapped with waits, 0.5% of the training time" in text
+    assert one_line_mentions(text, "snapshot", "step 399", "1 step", "100 ms", "step 398")
+    assert one_line_mentions(text, "every step", "95.0%", "0.5%")
     told = json.loads(here("status", "gpt-small", "--json").stdout)
     assert told["no_snapshots"] is None
     expected = {
@@ -92,7 +93,7 @@ def test_status_shows_staleness_and_cost_of_snapshots(here: Command, running: Au
     }  # fmt: skip
     assert {name: told["snapshots"][name] for name in expected} == expected
     running.move("COMPLETED", "all ended well", seconds=44)
-    assert "snapshot    released; at the end step 399, 1 step old" in here("status", "gpt-small").stdout
+    assert one_line_mentions(here("status", "gpt-small").stdout, "snapshot", "released", "step 399", "1 step")
 
 
 def test_status_explains_a_missing_snapshot(here: Command, running: Author) -> None:
@@ -119,7 +120,7 @@ def test_a_job_without_recorded_snapshots_shows_none(here: Command, book: Histor
 
 def test_status_shows_that_a_job_has_no_controller(here: Command, running: Author) -> None:
     """And how to have the job adopted."""
-    assert "`holdfast run` with the same job file reattaches to it" in here("status", "gpt-small").stdout
+    assert one_line_mentions(here("status", "gpt-small").stdout, "controller", "none", "`holdfast run`")
 
 
 def test_programs_get_the_same_as_json(here: Command, running: Author) -> None:
@@ -216,14 +217,14 @@ def test_show_has_hypotheses_with_their_evidence(here: Command, running: Author,
     (incident, *_) = queries.incidents(book, running.job.id)
     running.write(a_verdict(incident, 0.4), a_verdict(incident, 0.8))
     text = here("incidents", "show", "1", "--job", "gpt-small").stdout
-    for words in (
-        "80.0%  gpu-off-bus on n1, attributed to gpu",
-        "kernel log on n1: NVRM: Xid 79",
-        "explains worker-peer-lost of rank 0 on n0 and 999 more",
-        "leaves unexplained worker-sigkill of rank 5 on n2",
-        "20.0%  worker-sigkill on rank 5 on n2",
+    for named in (
+        ("80.0%", "gpu-off-bus", "n1", "gpu"),
+        ("kernel log", "n1", "NVRM: Xid 79"),
+        ("explains", "worker-peer-lost", "rank 0", "n0", 999),
+        ("unexplained", "worker-sigkill", "rank 5", "n2"),
+        ("20.0%", "worker-sigkill", "rank 5", "n2"),
     ):
-        assert words in text
+        assert one_line_mentions(text, *named), named
     assert "40.0%" not in text
     told = json.loads(here("incidents", "show", "1", "--job", "gpt-small", "--json").stdout)["diagnoses"]
     assert [one["candidates"][0]["confidence"] for one in told] == [0.4, 0.8]
@@ -245,7 +246,7 @@ def test_show_quotes_a_traceback_once(here: Command, running: Author, book: Hist
     running.write(FaultRecord(**{**fault.model_dump(), "id": "f" * 24, "kind": "user-error", "at": fault.at + 1}))
     text = here("incidents", "show", "3", "--job", "gpt-small").stdout
     assert text.count(TRACEBACK.splitlines()[-1]) == 1
-    assert "detail: as of worker-exception on rank 3 on n2 above" in text
+    assert one_line_mentions(text, "detail", "worker-exception", "rank 3", "n2", "above")
 
 
 @pytest.mark.parametrize("words", [["ps"], ["ps", "--json"], ["ps", "-a", "--json"]], ids=" ".join)
@@ -316,14 +317,12 @@ def test_the_history_marks_incidents_and_counts_repeated_notes(holdfast: Command
     lines = holdfast("status", "gpt-small", "--events").stdout.splitlines()
     notes = [line for line in lines if "host-overloaded" in line]
     assert len(notes) == 1
-    assert re.search(r"staying costs 15 ms a step \(11 times, last at \d\d:\d\d:\d\d\)$", notes[0])
-    assert [line.split("  ")[1] for line in lines if line.startswith("! ")] == [
-        "incident 1: worker-sigkill on rank 1 on n0, detected after 20 ms",
-        "incident 2: node-lost on n1, detected after 20 ms",
-        "incident 3: worker-exception on rank 3 on n2, detected after 20 ms",
-    ]
-    assert [line.split("  ")[1] for line in lines if line.startswith("= ")] == [
-        "incident 1 recovered by restart-workers in 310 ms, 2 steps computed again, now generation 2",
-        "incident 2 recovered by replace-node in 310 ms, 2 steps computed again, now generation 3",
-    ]
+    assert mentions(notes[0], "15 ms", "11 times")
+    assert re.search(r"last at \d\d:\d\d:\d\d\)$", notes[0])
+    begun, over = ([line for line in lines if line.startswith(mark)] for mark in ("! ", "= "))
+    targets = (("worker-sigkill", "rank 1", "n0"), ("node-lost", "n1"), ("worker-exception", "rank 3", "n2"))
+    for number, (line, target) in enumerate(zip(begun, targets, strict=True), start=1):
+        assert mentions(line, f"incident {number}", "20 ms", *target)
+    for number, (line, action) in enumerate(zip(over, ("restart-workers", "replace-node"), strict=True), start=1):
+        assert mentions(line, f"incident {number}", action, "310 ms", "2 steps", f"generation {number + 1}")
     assert any(line.endswith("RESCHEDULING") for line in lines), "the reason that the decision gave is not repeated"

@@ -29,7 +29,7 @@ from holdfast.prefect.server import UI_MESSAGE, UNUSABLE
 from tests.cli.conftest import PROGRAM, environment
 from tests.cli.terminal import HIDE, SHOW, Terminal
 from tests.cli.written_history import TRACEBACK, Author
-from tests.mentions import mentions
+from tests.mentions import mentions, one_line_mentions
 from tests.waiting import wait_until
 
 FOLLOW = [*PROGRAM, "status", "gpt-small", "--follow"]
@@ -193,11 +193,9 @@ def test_a_recovery_is_two_lines(running: Author, book: History) -> None:
     end(running, book)
     said, told = (one.communicate(timeout=SECONDS)[0] for one in (child, program))
     lines = [line[10:] for line in said.splitlines()]
-    times = "(detect 20 ms, diagnose 10 ms, isolate 280 ms)"
-    assert [line for line in lines if "incident 4" in line] == [
-        "incident 4: worker-sigkill on rank 2 on n2, detected after 20 ms; recovery: restart-workers",
-        f"incident 4 recovered by restart-workers in 310 ms, 2 steps computed again, now generation 5 {times}",
-    ]
+    begun, over = (line for line in lines if "incident 4" in line)
+    assert mentions(begun, "worker-sigkill", "rank 2", "n2", "20 ms", "restart-workers")
+    assert mentions(over, "restart-workers", "310 ms", "2 steps", "generation 5", "detect 20 ms", "diagnose 10 ms", "isolate 280 ms")
     assert not any(word in said for word in ("DIAGNOSING", "ISOLATING", "generation 4:", "are at work"))
     events = [json.loads(line) for line in told.splitlines()]
     phases = next(one["phases"] for one in events if one["event"] == "incident-closed" and one["number"] == 4)
@@ -302,7 +300,7 @@ def test_a_pipe_gets_one_line_a_change(running: Author, book: History) -> None:
     rest, _ = child.communicate(timeout=SECONDS)
     assert re.match(r"\d\d:\d\d:\d\d  step 400 of 10,000  loss 0\.\d+  10\.00 steps/s$", first)
     lines = [line[10:] for line in rest.splitlines()]
-    assert "incident 4: worker-sigbus on rank 2 on n2, detected after 20 ms; recovery: restart-workers" in lines
+    assert any(mentions(line, "incident 4", "worker-sigbus", "rank 2", "n2", "20 ms", "restart-workers") for line in lines)
     assert "COMPLETED: all ended well" in lines
     assert any(line.startswith("job 'gpt-small' COMPLETED after") for line in lines)
     assert "\x1b" not in rest
@@ -333,7 +331,7 @@ def test_a_failed_job_shows_its_traceback(running: Author, book: History) -> Non
     end(running, book, "FAILED", "the script's own error")
     rest, _ = child.communicate(timeout=SECONDS)
     assert all(f"│ {line}" in rest for line in TRACEBACK.splitlines())
-    assert "`holdfast incidents show 3 --job gpt-small` shows the last incident in full" in rest
+    assert mentions(rest, "`holdfast incidents show 3 --job gpt-small`")
     assert child.returncode == 1
 
 
@@ -349,8 +347,8 @@ def test_a_history_that_goes_away_ends_no_watching(running: Author, book: Histor
         session.connection().exec_driver_sql("ALTER TABLE moved RENAME TO job_transition")
     end(running, book)
     rest, _ = child.communicate(timeout=SECONDS)
-    assert "cannot read the history now" in said
-    assert "the history can be read again" in rest
+    assert mentions(said, "cannot read the history")
+    assert one_line_mentions(rest, "history", "again")
     assert child.returncode == 0
 
 
@@ -389,4 +387,4 @@ def test_while_nothing_runs_each_thing_that_is_waited_for_gets_one_line(
     assert mentions(second, "controller")
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:2/api")
     assert waits_for("") == waits_for(up)
-    assert mentions(waits_for(f"The Prefect server at http://127.0.0.1:2/api {UNUSABLE}: no route"), "temporary", UNUSABLE)
+    assert mentions(waits_for(f"http://127.0.0.1:2/api {UNUSABLE}: no route"), "temporary", UNUSABLE)

@@ -332,16 +332,16 @@ def test_warnings_from_before_a_fault_are_not_counted_beside_it() -> None:
 @pytest.mark.parametrize(
     ("scene", "words"),
     [
-        ("the same exception at the same step on two nodes", f"({BAD_SHAPE}) at step 7 on nodes n0, n1 at once"),
-        ("the same exception at the same step, now on another node", f"({BAD_SHAPE}) at step 7 first on n0, now on n1"),
-        ("a job of one node fails at the same step again", "at step 7 again after a restart; there is no other node to compare"),
-        ("a script without steps that fails on all nodes at once", f"({BAD_SHAPE}) on nodes n0, n1 at once"),
-        ("a command that no node has", "it cannot be run on any node of the job (n0, n1)"),
+        ("the same exception at the same step on two nodes", (BAD_SHAPE, "step 7", "nodes n0, n1", "at once")),
+        ("the same exception at the same step, now on another node", (BAD_SHAPE, "step 7", "first on n0", "now on n1")),
+        ("a job of one node fails at the same step again", ("step 7", "again", "no other node")),
+        ("a script without steps that fails on all nodes at once", (BAD_SHAPE, "nodes n0, n1", "at once")),
+        ("a command that no node has", ("cannot be run", "any node", "n0, n1")),
     ],
 )
-def test_a_user_error_states_the_evidence(scene: str, words: str) -> None:
+def test_a_user_error_states_the_evidence(scene: str, words: tuple[str, ...]) -> None:
     """A person who doubts it can check."""
-    assert words in SCENES[scene].diagnosis().reason
+    assert mentions(SCENES[scene].diagnosis().reason, *words)
 
 
 @each("name", sorted(CATALOGUE))

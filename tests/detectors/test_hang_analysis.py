@@ -141,7 +141,9 @@ def test_ranks_that_wait_for_each_other_in_different_groups_are_a_deadlock() -> 
     other = status(member(ranks=(0, 1), name="a", all=2), member(work(6), ranks=(0, 1), name="b"))
     fault = the_fault(quiet(one, other))
     assert (fault.kind, fault.rank) == ("collective-deadlock", None)
-    assert mentions(fault.quote, "rank 0 waits at allreduce #3 of group a", "rank 1 waits at allreduce #6 of group b")
+    first, _, second = fault.quote.partition("rank 1")
+    assert mentions(first, "rank 0", "allreduce #3", "group a")
+    assert mentions(second, "allreduce #6", "group b")
 
 
 def test_a_collective_that_all_have_come_to_is_held_by_what_lies_between() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from holdfast.policies.nodes.drains import AGAIN, STOP, Drain, DrainAction, DrainView, ends_at, next_action
 from holdfast.policies.nodes.node_faults import find_node_faults
 from holdfast.policies.recovery.escalation import RecoveryAction
+from tests.mentions import mentions
 from tests.policies.cases import a_case, decided
 
 NOW = 1_000_000.0
@@ -21,34 +22,34 @@ CAN = DrainView(now=NOW, room=True, save=30.0)
 @pytest.mark.parametrize(
     ("departure", "seen", "act", "words"),
     [
-        (DRAIN, CAN, DrainAction.MOVE, "new fan"),
-        (replace(DRAIN, by=None), CAN, DrainAction.MOVE, "new fan"),
+        (DRAIN, CAN, DrainAction.MOVE, ("new fan",)),
+        (replace(DRAIN, by=None), CAN, DrainAction.MOVE, ("new fan",)),
         (
             DRAIN,
             replace(CAN, room=False),
             DrainAction.STAY,
-            "no other node is free; training continues there; shortly before the deadline it is saved",
+            ("no other node", "deadline", "saved"),
         ),
-        (replace(DRAIN, by=None), replace(CAN, room=False), DrainAction.STAY, "until they can, as there is no deadline"),
-        (DRAIN, replace(CAN, blocked_reason="the groups are not Holdfast's own"), DrainAction.STAY, "the groups are not Holdfast's own"),
+        (replace(DRAIN, by=None), replace(CAN, room=False), DrainAction.STAY, ("no other node", "no deadline")),
+        (DRAIN, replace(CAN, blocked_reason="the groups are not Holdfast's own"), DrainAction.STAY, ("the groups are not Holdfast's own",)),
         (
             DRAIN,
             replace(CAN, tried=NOW - 1, outcome="hot spare 3 is lost"),
             DrainAction.STAY,
-            "a migration failed: hot spare 3 is lost",
+            ("migration failed", "hot spare 3 is lost"),
         ),
-        (DRAIN, replace(CAN, tried=NOW - AGAIN), DrainAction.MOVE, "new fan"),
-        (DRAIN, replace(CAN, now=NOW + 559), DrainAction.MOVE, "new fan"),
-        (DRAIN, replace(CAN, now=NOW + 560, room=False), DrainAction.LEAVE, "new fan; no other node is free"),
-        (DRAIN, replace(CAN, now=NOW + 560, tried=NOW + 550), DrainAction.LEAVE, "a migration is in progress"),
-        (replace(DRAIN, by=None), replace(CAN, now=NOW + 1e9, room=False), DrainAction.STAY, "there is no deadline"),
+        (DRAIN, replace(CAN, tried=NOW - AGAIN), DrainAction.MOVE, ("new fan",)),
+        (DRAIN, replace(CAN, now=NOW + 559), DrainAction.MOVE, ("new fan",)),
+        (DRAIN, replace(CAN, now=NOW + 560, room=False), DrainAction.LEAVE, ("new fan", "no other node")),
+        (DRAIN, replace(CAN, now=NOW + 560, tried=NOW + 550), DrainAction.LEAVE, ("migration", "in progress")),
+        (replace(DRAIN, by=None), replace(CAN, now=NOW + 1e9, room=False), DrainAction.STAY, ("no deadline",)),
     ],
 )
-def test_what_is_done_about_a_node_that_is_to_be_left(departure: Drain, seen: DrainView, act: DrainAction, words: str) -> None:
+def test_what_is_done_about_a_node_that_is_to_be_left(departure: Drain, seen: DrainView, act: DrainAction, words: tuple[str, ...]) -> None:
     """Room and time decide, and the words say so."""
     found = next_action(departure, seen)
     assert found.act is act
-    assert words in found.reason
+    assert mentions(found.reason, *words)
 
 
 def test_a_short_notice_leaves_half_of_its_time_to_the_attempt_to_move() -> None:

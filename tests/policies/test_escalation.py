@@ -238,17 +238,16 @@ def test_a_decision_repeats_the_diagnosis_and_counts() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("three recoveries without a step", "3 recoveries in a row brought no new step; last: "),
-        ("twenty recoveries within the hour", "20 recoveries within 3600 s are the maximum; last: "),
-        ("a wait that failed", "no recovery action is left (tried: wait-for-capacity)"),
-        ("the user's error", "user-error of node a: what was seen"),
+        ("three recoveries without a step", ("3 recoveries", "no new step")),
+        ("twenty recoveries within the hour", ("20 recoveries", "3600 s", "maximum")),
+        ("a wait that failed", ("no recovery action", "wait-for-capacity")),
+        ("the user's error", ("user-error", "node a")),
     ],
 )
-def test_failing_the_job_states_a_clear_reason(name: str, words: str) -> None:
+def test_failing_the_job_states_a_clear_reason(name: str, words: tuple[str, ...]) -> None:
     """It says what was tried and what was seen last."""
     reason = decided("balanced", CASES[name][0]).reason
-    assert words in reason
-    assert "what was seen" in reason
+    assert mentions(reason, *words, a_diagnosis().root.quote)
 
 
 def test_a_person_can_read_which_rules_were_passed_over_and_why() -> None:

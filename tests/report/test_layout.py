@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.report.layout import CUT, Layout, ProfileFacts, recognise
+from tests.mentions import mentions
 from tests.report.recorded import CHUNKS, FILE, operations_of
 
 RECORDED: list[dict[str, Any]] = json.loads(FILE.read_text())
@@ -100,20 +101,20 @@ LONG = [[["send", 1]] * (CUT // 2) + [["recv", 1]] * (CUT // 2), [["recv", 0]] *
 @pytest.mark.parametrize(
     ("operations", "world", "why"),
     [
-        (without_last(recorded("1f1b", 3, 8)), 3, "rank 1 has 8 operations 'recv' with rank 2, which has 7 matching ones"),
-        (recorded("1f1b", 3, 8), 4, "no operations of rank 3 are known"),
-        (RING, 3, "3 begin by sending"),
-        (ONE, 2, "with one micro-batch all schedules are the same"),
-        (ZERO_BUBBLE_V, 2, "none of GPipe's, 1F1B's or interleaved 1F1B's"),
-        (LONG, 2, f"more than {CUT} operations per step"),
+        (without_last(recorded("1f1b", 3, 8)), 3, ("rank 1", "8 operations 'recv'", "rank 2", 7)),
+        (recorded("1f1b", 3, 8), 4, ("no operations of rank 3",)),
+        (RING, 3, (3, "sending")),
+        (ONE, 2, ("one micro-batch",)),
+        (ZERO_BUBBLE_V, 2, ("GPipe's", "1F1B's", "interleaved 1F1B's")),
+        (LONG, 2, (f"{CUT} operations",)),
     ],
     ids=["steps mixed", "a rank is missing", "ring", "one micro-batch", "V", "cut"],
 )
-def test_what_is_not_understood_is_unknown_with_the_reason(operations: list[Any], world: int, why: str) -> None:
+def test_what_is_not_understood_is_unknown_with_the_reason(operations: list[Any], world: int, why: tuple[object, ...]) -> None:
     """Rather than a guess."""
     found = recognise(world, told_of(operations))
     assert found.schedule == "unknown"
-    assert why in found.reason
+    assert mentions(found.reason, *why)
 
 
 def test_pipelines_that_differ_are_no_schedule() -> None:

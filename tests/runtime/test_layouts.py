@@ -204,7 +204,7 @@ def test_an_index_whose_strides_do_not_fill_the_tensor_is_refused(tmp_path: Path
         slot.seal(label, [word_sum(data)], [Entry("w", (5, 4), "uint8", len(data), tuple(strides))], {})
         slot.close()
         Snapshot(tmp_path / "a.snap").close()
-    assert caught is None or str(caught.value.__cause__) in {"strides that leave gaps in the tensor's memory", "not a count"}
+    assert caught is None or any(part in str(caught.value.__cause__) for part in ("strides", "not a count"))
 
 
 def test_scalars_on_a_device_are_told_apart_from_those_on_the_host() -> None:

@@ -17,6 +17,7 @@ from holdfast.runtime.groups.operations import StepTransaction
 from holdfast.runtime.groups.process_group import ManagedGroup
 from holdfast.runtime.groups.recovery_manager import RecoveryManager
 from holdfast.runtime.peer_errors import LONGEST_MESSAGE, LONGEST_TRACEBACK, describe, is_device_error, is_late_peer, is_peer_loss
+from tests.mentions import mentions
 from tests.runtime.ranks import Ranks
 
 
@@ -205,7 +206,7 @@ def test_an_exception_is_described_whatever_it_is() -> None:
     told = raised(OSError(28, "No space left on device"))
     assert (told["type"], told["errno"], told["step"], told["peer_lost"]) == ("OSError", 28, 7, False)
     assert "No space left on device" in told["traceback"]
-    assert raised(Unprintable())["message"] == "<its text is not available: RuntimeError>"
+    assert mentions(raised(Unprintable())["message"], "not available", "RuntimeError")
     assert raised(KeyboardInterrupt())["type"] == "KeyboardInterrupt"
     long = raised(ValueError("x\ud800\0" * 100_000 + "the end"))
     assert long["message"].endswith("the end")

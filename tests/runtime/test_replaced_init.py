@@ -18,6 +18,7 @@ import torch.distributed as dist
 from holdfast.agent.workers.spawner import PROGRAM
 from holdfast.runtime import init
 from holdfast.runtime.agent_client import AgentLink
+from holdfast.runtime.telemetry.integration_level import MANAGED, RESTART
 from tests.mentions import mentions
 from tests.runtime.agent_double import AgentDouble
 from tests.runtime.chaos import fault
@@ -37,7 +38,7 @@ def test_a_script_with_a_session_and_torchs_own_call_has_lost_ranks_replaced(job
     assert_undisturbed(flow, undisturbed_run)
     assert flow.of("exception") == []
     assert [one["level"] for one in flow.of("level")] == ["managed-groups"] * 2  # of the first process of rank 0, and of the next
-    assert (flow.folder / "rank-0.log").read_text().count("holdfast: process groups and state are managed") == 2
+    assert (flow.folder / "rank-0.log").read_text().count(f"holdfast: {MANAGED}") == 2
 
 
 def test_torch_and_frameworks_get_what_they_would_from_torchs_own_group(job: Job) -> None:
@@ -80,7 +81,7 @@ def test_managed_groups_without_a_session_end_with_the_rank_and_spoil_nothing(jo
         assert flow.finish().status == [0, 0], flow.logs()
         assert flow.of("groups") == flow.of("regrouped") == []
         assert {one["level"] for one in flow.of("level")} == {"unchanged"}
-        assert "holdfast: this script has no holdfast.session" in (flow.folder / "rank-0.log").read_text()
+        assert f"holdfast: {RESTART}" in (flow.folder / "rank-0.log").read_text()
         ends.append(torch.load(out / "final.pt"))
     assert all(torch.equal(ends[0][name], value) for name, value in ends[1].items())
 

@@ -10,6 +10,7 @@ from holdfast.cluster.slurm.parsing import allocations, names, node_states
 from holdfast.cluster.slurm.transport import SlurmTransport
 from holdfast.errors import SlurmUnavailable
 from holdfast.spec import SlurmCluster
+from tests.mentions import mentions
 
 OLD = {
     "nodes": [
@@ -103,4 +104,4 @@ def test_an_allocation_in_an_unknown_state_is_pending() -> None:
     coming, here = allocations(lines)
     assert (coming.is_pending, coming.is_running, coming.count, coming.comment, coming.ends) == (True, False, 4, "holdfast:a|b", None)
     assert (here.is_running, here.nodes, here.began, here.ends) == (True, ("n1", "n2"), 1795337112.0, 1795337712.0)
-    assert coming.describe() == "Slurm job 7 is requeue_fed (Resources)"
+    assert mentions(coming.describe(), "Slurm job 7", "requeue_fed", "Resources")

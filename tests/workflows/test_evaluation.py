@@ -60,26 +60,26 @@ def test_a_metrics_file_goes_before_what_is_printed(checkpoint: CheckpointInfo) 
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("raise RuntimeError('no such layer')", "it exited with status 1; its last line: RuntimeError: no such layer"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "it was killed by SIGSEGV; it printed nothing"),
-        ("print('loss 2.3')", "it exited with status 0 but reported no metrics as a JSON object"),
-        ("print([1, 2])", "it exited with status 0 but reported no metrics as a JSON object"),
+        ("raise RuntimeError('no such layer')", ("status 1", "RuntimeError: no such layer")),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", ("SIGSEGV", "nothing")),
+        ("print('loss 2.3')", ("status 0", "no metrics", "JSON")),
+        ("print([1, 2])", ("status 0", "no metrics", "JSON")),
         (
             "import os; open(os.environ['HOLDFAST_METRICS'], 'w').write('loss=2')",
-            "the file that HOLDFAST_METRICS names is not JSON",
+            ("HOLDFAST_METRICS", "JSON"),
         ),
         (
             "import os; open(os.environ['HOLDFAST_METRICS'], 'w').write('[1]')",
-            "the file that HOLDFAST_METRICS names holds list",
+            ("HOLDFAST_METRICS", "list"),
         ),
     ],
 )
-def test_an_evaluation_without_metrics_fails(checkpoint: CheckpointInfo, code: str, words: str) -> None:
+def test_an_evaluation_without_metrics_fails(checkpoint: CheckpointInfo, code: str, words: tuple[str, ...]) -> None:
     """It names the job and the step, and what the program said last."""
     with pytest.raises(EvaluationFailed) as raised:
         run(checkpoint, code)
     assert mentions(raised.value.what, "'gpt'", "step 70")
-    assert raised.value.reason.startswith(words)
+    assert mentions(raised.value.reason, *words)
 
 
 def test_a_missing_command_is_named(checkpoint: CheckpointInfo) -> None:
