@@ -89,7 +89,9 @@ def averaged(part: nn.Module, data: dist.ProcessGroup) -> DistributedDataParalle
     Buffers are constants here. DDP would broadcast them in its first step only, because a pipeline bypasses it until the end of a step.
     """
     megabytes = 1 + sum(p.numel() * p.element_size() for p in part.parameters()) // 2**20
-    return DistributedDataParallel(part, process_group=data, bucket_cap_mb=2 * megabytes, forward_sync_buffers=False)
+    wrapped = DistributedDataParallel(part, process_group=data, bucket_cap_mb=2 * megabytes)
+    wrapped.broadcast_buffers = False  # from torch 2.13 on also the option `forward_sync_buffers`
+    return wrapped
 
 
 def run_pipeline(schedule: Any, loss_of: Loss, micro_batch: Any, *, takes_text: bool) -> list[Tensor]:  # noqa: ANN401 (torch's, Holdfast's)

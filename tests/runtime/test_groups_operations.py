@@ -28,10 +28,12 @@ def test_every_operation_gives_what_stock_gloo_gives(workers: Workers, tmp_path_
         assert told["kinds"] == ["gloo", "gloo"]
         different = {name: pair for name, pair in told["found"].items() if pair[0] != pair[1]}
         assert different == {}
-        assert not [pair for pair in told["found"].values() if str(pair[1]).startswith("error")]
+        refused = {name for name, pair in told["found"].items() if str(pair[1]).startswith("error")}
+        assert refused <= ({"all_to_all"} if torch.__version__ < "2.12" else set())  # before, gloo had none
     flow.close()
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="its gloo knows fewer element types, and reports some of them later")
 def test_every_reduction_is_right_or_refused_as_gloo_refuses_it(job: Job) -> None:
     """Every collective that reduces, reduce operation and element type; AVG of whole numbers and PREMUL_SUM are refused."""
     flow = job(script="reductions", ranks=3)
