@@ -69,7 +69,7 @@ conformance: $(VENV)/.dev  ## Run PyTorch's own tests over managed groups (minut
 	@$(BIN)/python -m tests.conformance $(ARGS)
 
 matrix: $(VENV)/.dev  ## Run the tests of the runtime with each supported torch (10 minutes and 6 GB each); VERSIONS="2.14 2.15" for some, KEEP=1 keeps environments
-	@$(BIN)/python -m tests.matrix $(if $(KEEP),--keep) $(if $(PYTHON),--python "$$(command -v $(PYTHON))") $(VERSIONS)
+	@$(BIN)/python -m tests.matrix $(if $(KEEP),--keep) $(if $(FAILED),--failed) $(if $(PYTHON),--python "$$(command -v $(PYTHON))") $(VERSIONS)
 
 bench: $(VENV)/.all  ## Measure what the README claims; results in build/bench/
 	@mkdir -p build/bench

@@ -28,13 +28,14 @@ def torch_versions_page() -> str:
             *((_public(one.torch), one.python, *(_cell(one.levels[name]) for name in LEVELS)) for one in results),
         ),
         *((f"Supported, and not run yet: torch {', '.join(absent)}.\n",) if absent else ()),
-        "A level passes when none of its tests failed. A test that failed was run a second time, alone.\n",
+        "A level passes when none of its tests failed. A test that failed was run again, alone: at once, and after it was mended.\n",
         table(("Level", "What its tests prove"), *PROVES.items()),
         "## What did not pass\n",
         table(("torch", "Test", "What happened"), *troubles) if troubles else "Nothing.\n",
         "## Run it\n",
         "```bash\nmake matrix                   # all versions, one after another\nmake matrix VERSIONS=2.15     # one of them\n"
-        "make matrix KEEP=1            # and keep the environments\n```\n",
+        "make matrix KEEP=1            # and keep the environments\n"
+        "make matrix FAILED=1          # only the tests that failed, after they were mended\n```\n",
         "Each version gets an environment of its own below `build/matrix/`, which is deleted afterwards: up to 6 GB.",
         "The tests take about 10 minutes on two cores. `make test` and the checks of a change do not run them.\n",
         "Another version works as far as it has what is needed: the log of rank 0 and `holdfast node preflight` say that it is untested.",

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.matrix.results import INTEGRATION, LEVELS, VERSIONS, Level, Result, level_of, store
+from tests.matrix.results import INTEGRATION, LEVELS, VERSIONS, Level, Result, level_of, read, store
 
 ROOT: Final = Path(__file__).parent.parent.parent
 PLACE: Final = ROOT / "build/matrix"
@@ -38,8 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = False
     for version in options.versions or VERSIONS:
         environment = PLACE / version
+        known = next((one for one in read() if one.key[0] == version), None) if options.failed else None
         try:
-            result = run(_make(environment, version, options.python), environment)
+            interpreter = _make(environment, version, options.python)
+            result = run(interpreter, environment) if known is None else run_failed(known, interpreter, environment)
         finally:
             if not options.keep:
                 shutil.rmtree(environment, ignore_errors=True)
@@ -54,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
     parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"only these, of {', '.join(VERSIONS)}")
     parser.add_argument("--python", default=sys.executable, metavar="FILE", help="the interpreter for the environments")
+    parser.add_argument("--failed", action="store_true", help="of a version with stored results, only the tests that failed")
     parser.add_argument("--keep", action="store_true", help="keep the environments, for another run")
     return parser
 
@@ -97,6 +100,19 @@ def run(interpreter: Path, environment: Path) -> Result:
     for name in failures:
         again.update(_run_tests(interpreter, ["-p", "no:xdist", name], log.with_suffix(".again.log")))
     return Result(torch, python, _levels({**outcomes, **again}, failures))
+
+
+def run_failed(known: Result, interpreter: Path, environment: Path) -> Result:
+    """Run those tests of the stored result *known* that failed, each alone; return it with how they ended."""
+    log = PLACE / f"{environment.name}.again.log"
+    for name, level in known.levels.items():
+        for test in list(level.failed):
+            after = _levels(_run_tests(interpreter, ["-p", "no:xdist", test], log), ())[name]
+            del level.failed[test]
+            level.failed.update(after.failed)
+            level.passed += after.passed
+            level.skipped += after.skipped
+    return known
 
 
 def _run_tests(interpreter: Path, arguments: Sequence[str], log: Path) -> Outcomes:
