@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.mentions import one_line_mentions
 from tests.runtime.chaos import fault
 from tests.runtime.flow_double import Ended, FlowDouble, Workers
 from tests.runtime.ranks import ROOT
@@ -49,14 +50,23 @@ def run(workers: Workers, folder: Path, *options: str, groups: str, faults: list
 
 @pytest.mark.timeout(240)
 def test_manual_optimization_and_workers_continue_bit_equal(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Killed in the middle of an epoch and in a validation, in groups of the launcher's: weights, buffers, metrics, callbacks, workers."""
+    """Killed in the middle of an epoch and in a validation, in groups of the launcher's: weights, buffers, metrics, callbacks, workers.
+
+    Meanwhile two checkpoints of Lightning cannot be written: that is reported, removes no older one, and ends nothing.
+    """
     chaos = [fault(1, "step", 3), fault(0, "validation", 5, generation=2)]
-    calm, _ = run(workers, tmp_path_factory.mktemp("f"), "manual", "workers", groups="stock", faults=[])
-    ended, resumed = run(workers, tmp_path_factory.mktemp("f"), "manual", "workers", groups="auto", faults=chaos)
+    undisturbed, folder = tmp_path_factory.mktemp("f"), tmp_path_factory.mktemp("f")
+    calm, _ = run(workers, undisturbed, "manual", "workers", groups="stock", faults=[])
+    ended, resumed = run(workers, folder, "manual", "workers", "full", groups="auto", faults=chaos)
     assert resumed == [2, 4]
     assert ended.told == calm.told
     assert ended.losses == calm.losses
     assert sorted(calm.losses[0]) == list(range(1, 7))
+    log = (folder / "rank-0.log").read_text()
+    assert all(one_line_mentions(log, "checkpoint-write-failed", name) for name in ("epoch=0-step=2.ckpt", "epoch=1-step=3.ckpt"))
+    kept, usual = ({one.name for one in (place / "lightning").iterdir()} for place in (folder, undisturbed))
+    assert "epoch=0-step=1.ckpt" in kept - usual, "the one that the first of them would have replaced"
+    assert not kept & {"epoch=0-step=2.ckpt", "epoch=1-step=3.ckpt"}
 
 
 @pytest.mark.timeout(240)

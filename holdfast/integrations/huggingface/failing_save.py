@@ -7,10 +7,7 @@ noted, and the rest of the save goes on; only the removal of older checkpoints i
 
 from __future__ import annotations
 
-import errno
 import functools
-import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -20,8 +17,6 @@ from holdfast.runtime.checkpoint.storage_errors import StorageError
 
 WRITERS: Final = ("_save", "_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state")
 """Methods of the Trainer that write a part of a checkpoint, on the ranks that have it."""
-_FULL_BYTES: Final = 1 << 20
-"""Less free space than this counts as a full disk, where an error does not say what was wrong."""
 
 
 class _NoRotationError(Exception):
@@ -55,7 +50,7 @@ class FailingSave:
         try:
             return method(*given, **more)
         except Exception as error:
-            found = self._storage_error(error)
+            found = StorageError.of_save(error, self._folder)
             if found is None:
                 raise
             self.error = self.error or found
@@ -65,16 +60,3 @@ class FailingSave:
         self._write(method, *given, **more)
         if self.error is not None:
             raise _NoRotationError
-
-    def _storage_error(self, error: Exception) -> StorageError | None:
-        """Return what is wrong with the storage; None where *error* has another cause."""
-        if isinstance(error, OSError):
-            return StorageError.of(error)
-        if type(error).__name__ == "SafetensorError":
-            number = re.search(r"\(os error (\d+)\)", str(error))
-            return StorageError.of(OSError(int(number[1]) if number else 0, str(error).removeprefix("Error while serializing: ")))
-        writing = "inline_container.cc" in str(error) or "PytorchStreamWriter" in str(error) or "cannot be opened" in str(error)
-        if not (isinstance(error, RuntimeError) and writing):  # torch.save says no more of why a file cannot be written
-            return None
-        full = shutil.disk_usage(self._folder).free < _FULL_BYTES
-        return StorageError.of(OSError(errno.ENOSPC if full else 0, "torch.save could not write: the disk is full" if full else str(error)))

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -14,12 +15,19 @@ from torch import Tensor
 
 from holdfast.integrations.lightning.data import track
 from holdfast.integrations.lightning.state import RankState
+from holdfast.runtime.checkpoint.storage_errors import StorageError, StorageErrorReporter
 from holdfast.runtime.session import Session, Step, session
 
 PARTS: Final = (
     *("_checkpoint_connector._restore_modules_and_callbacks", "_checkpoint_connector.restore_training_state"),
     *("fit_loop._load_combined_loader_states", "fit_loop.run", "fit_loop.epoch_loop.advance", "fit_loop.epoch_loop.val_loop.run"),
-    *("save_checkpoint", "fit_loop.epoch_loop._results", "_logger_connector._first_loop_iter"),
+    *(
+        "save_checkpoint",
+        "strategy.save_checkpoint",
+        "strategy.remove_checkpoint",
+        "fit_loop.epoch_loop._results",
+        "_logger_connector._first_loop_iter",
+    ),
 )
 """Attributes of a Trainer of Lightning 2.6 that this module and `state` need."""
 
@@ -55,6 +63,11 @@ class Fit:
         self._advance = self._wrap(loops.epoch_loop, "advance", self._advanced)
         self._validate = self._wrap(loops.epoch_loop.val_loop, "run", self._validated)
         self._save = self._wrap(trainer, "save_checkpoint", self._saved)
+        self._write = self._wrap(trainer.strategy, "save_checkpoint", self._written)
+        self._remove = self._wrap(trainer.strategy, "remove_checkpoint", self._removed)
+        self._reporter = StorageErrorReporter()
+        self._write_failed = False
+        """The newest checkpoint of Lightning could not be written by this rank."""
 
     def _wrap(self, owner: Any, name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
         """Put *ours* in place of a method of *owner*; return the method."""
@@ -151,6 +164,28 @@ class Fit:
             return self._save(*given, **named)
         with self._session.section("checkpoint of Lightning"):
             return self._save(*given, **named)
+
+    def _written(self, checkpoint: dict[str, Any], filepath: Any, *more: Any, **named: Any) -> None:
+        """Write a checkpoint; report one that cannot be written, which is no reason to end the training.
+
+        Lightning lets the error end the rank, while the others wait for it in a barrier.
+        """
+        try:
+            self._write(checkpoint, filepath, *more, **named)
+        except Exception as error:
+            found = StorageError.of_save(error, Path(filepath).parent)
+            if found is None:
+                raise
+            self._write_failed = True
+            self._reporter.report(found, self._trainer.global_step, Path(filepath))
+        else:
+            self._write_failed = False
+            self._reporter.reset()
+
+    def _removed(self, filepath: Any, *more: Any, **named: Any) -> None:
+        """Remove an older checkpoint, unless the one that replaces it could not be written."""
+        if not self._write_failed:
+            self._remove(filepath, *more, **named)
 
     # -- steps ----------------------------------------------------------------------------------------------------------
 

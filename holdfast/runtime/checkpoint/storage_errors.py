@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,8 @@ _KINDS: Final = {
     errno.EACCES: "checkpoint-read-only",
     errno.EPERM: "checkpoint-read-only",
 }
+_FULL_BYTES: Final = 1 << 20
+"""Less free space than this counts as a full disk, where an error does not say what was wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,20 @@ class StorageError:
     def of(cls, error: OSError) -> StorageError:
         """Return the fault for an error of the file system."""
         return cls(_KINDS.get(error.errno or 0, "checkpoint-write-failed"), error.strerror or str(error))
+
+    @classmethod
+    def of_save(cls, error: Exception, folder: Path) -> StorageError | None:
+        """Return the fault for an *error* of a framework's save into *folder*; None where it has another cause than the storage."""
+        if isinstance(error, OSError):
+            return cls.of(error)
+        if type(error).__name__ == "SafetensorError":
+            number = re.search(r"\(os error (\d+)\)", str(error))
+            return cls.of(OSError(int(number[1]) if number else 0, str(error).removeprefix("Error while serializing: ")))
+        writing = "inline_container.cc" in str(error) or "PytorchStreamWriter" in str(error) or "cannot be opened" in str(error)
+        if not (isinstance(error, RuntimeError) and writing):  # torch.save says no more of why a file cannot be written
+            return None
+        full = shutil.disk_usage(folder).free < _FULL_BYTES
+        return cls.of(OSError(errno.ENOSPC if full else 0, "torch.save could not write: the disk is full" if full else str(error)))
 
     @classmethod
     def from_json(cls, values: Sequence[str] | None) -> StorageError | None:

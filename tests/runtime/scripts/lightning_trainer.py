@@ -1,7 +1,8 @@
 """Lightning's Trainer with its state kept by a session: dropout, noise in the data, accumulation with a remainder, validations, callbacks.
 
 ``lightning_trainer.py FOLDER OPTION...``: ``plain`` (without the callback), ``manual`` (optimization), ``workers`` (in the data loader),
-``gate-STEP`` (begin the step once there is a file ``FOLDER/gate-STEP``), ``slow`` (a validation and a checkpoint take 3 s each).
+``gate-STEP`` (begin the step once there is a file ``FOLDER/gate-STEP``), ``slow`` (a validation and a checkpoint take 3 s each),
+``full`` (no file can be written while the checkpoints of steps 2 and 3 are saved).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import sys
 import time
 import warnings
@@ -56,14 +58,22 @@ def be_slow() -> None:
         time.sleep(3)
 
 
-class SlowFiles(TorchCheckpointIO):
-    """Files whose first one is written slowly."""
+class Files(TorchCheckpointIO):
+    """Files whose first one is written slowly, and others not at all."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write one."""
         if checkpoint["global_step"] == 1:
             be_slow()
-        super().save_checkpoint(checkpoint, path, storage_options)
+        if "full" not in options or checkpoint["global_step"] not in {2, 3}:
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+        try:
+            super().save_checkpoint(checkpoint, path, storage_options)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 class Model(pl.LightningModule):
@@ -139,7 +149,7 @@ trainer = pl.Trainer(
     val_check_interval=0.5,
     limit_val_batches=2,
     callbacks=[early, best, *accumulation, *([] if "plain" in options else [HoldfastCallback()])],
-    plugins=[SlowFiles()],
+    plugins=[Files()],
     logger=False,
     enable_progress_bar=False,
     enable_model_summary=False,
