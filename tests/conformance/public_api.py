@@ -291,6 +291,7 @@ class PublicApi(MultiProcessTestCase):
         one = torch.tensor([float(self.rank)])
         dist.all_reduce(one, group=pair)
         self.assertEqual(one.item(), 1.0 if self.rank < 2 else 5.0)
+        self.assertEqual(pair.group_desc, "pair")
         mine, every = dist.new_subgroups(2)
         self.assertEqual(dist.get_process_group_ranks(mine), [0, 1] if self.rank < 2 else [2, 3])
         self.assertEqual(len(every), 2)
