@@ -22,7 +22,9 @@ BUILD_SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict 2>&1 | { grep -
 
 PREFECT_TESTS ?= tests/integration/test_deployment.py tests/integration/test_cluster_health.py tests/integration/test_prefect_shows.py
 
-.PHONY: help install demo test durations test-prefect check docs conformance matrix bench lock clean
+FRAMEWORK_TESTS ?= tests/runtime/test_torchtitan.py tests/runtime/test_deepspeed.py tests/runtime/test_megatron.py
+
+.PHONY: help install demo test durations test-prefect frameworks check docs conformance matrix bench lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -43,6 +45,9 @@ durations: test  ## Run all tests and write down how long each file takes: the o
 
 test-prefect: $(VENV)/.dev  ## Run the tests of flows and deployments with the newest Prefect that is supported
 	@newest=$$(scripts/newest_prefect.sh $(VENV)) && "$$newest" -m prefect --version && "$$newest" -m pytest $(PARALLEL) $(PREFECT_TESTS) $(ARGS)
+
+frameworks: $(VENV)/.dev  ## Run the tests of torchtitan, DeepSpeed and Megatron Core in an environment that has them (2 minutes and 1.5 GB)
+	@python=$$(scripts/frameworks.sh $(VENV)) && "$$python" -m pytest -p no:xdist $(FRAMEWORK_TESTS) $(ARGS)
 
 check: $(VENV)/.dev  ## Lint, formatting, types, spelling, documentation site
 	@$(BIN)/ruff check --quiet

@@ -729,6 +729,12 @@ class Session(AbstractContextManager["Session"]):
             self.steps_done = self._tried = self.saved = progress["step"]
             self.loss, self._generators = progress["loss"], progress["rng"]
             self.resumed_from = found.folder
+            if found.manifest is not None and found.manifest.world_size != world.size and world.rank == 0:
+                _log.warning(
+                    "step %d was saved by %d rank(s) and continues on %d: all ranks have started anew, with everything that a script or a "
+                    "framework computes from the number of ranks",
+                    *(self.steps_done, found.manifest.world_size, world.size),
+                )
         if memory and self._invalidated.ranges:  # snapshots of later steps are invalidated
             self._begin_lineage()
 
