@@ -26,7 +26,7 @@ def adapt_to_cpu() -> None:
     def nothing(*_: object) -> None:
         """Do nothing: a CPU has no streams and no cache."""
 
-    device = {name: nothing for name in ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats")}
+    device = dict.fromkeys(("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats"), nothing)
     memory = SimpleNamespace(total_memory=1)
     device |= {"current_device": lambda: 0, "memory_stats": lambda _: {}, "get_device_name": lambda _: "CPU"}
     torch._utils._get_available_device_type = lambda: "cpu"  # type: ignore[attr-defined]  # noqa: SLF001
@@ -76,7 +76,7 @@ class CountingLoader(ParallelAwareDataloader):  # type: ignore[misc]
     class Config(ParallelAwareDataloader.Config):  # type: ignore[misc]
         """It has no settings of its own."""
 
-    def __init__(self, config: Config, *, dp_rank: int, dp_world_size: int, seq_len: int, local_batch_size: int, **_: object) -> None:  # noqa: ARG002, PLR0913
+    def __init__(self, config: Config, *, dp_rank: int, dp_world_size: int, seq_len: int, local_batch_size: int, **_: object) -> None:  # noqa: ARG002
         data = Counting(dp_rank, dp_world_size, seq_len)
         super().__init__(data, dp_rank=dp_rank, dp_world_size=dp_world_size, batch_size=local_batch_size)
 

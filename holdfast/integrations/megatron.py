@@ -5,8 +5,8 @@ Megatron-LM saves and restores its own state, and restarts from its own checkpoi
 * in the script, before ``megatron.training`` is imported: ``holdfast.integrations.megatron.replace_ft_integration()``;
 * in a loop of your own: ``from holdfast.integrations import megatron as ft_integration``, and the calls that Megatron-LM makes.
 
-Neither needs ``--enable-ft-package``, ``ft_launcher`` or NVRx. Outside of a Holdfast job the functions do nothing. This module imports neither
-torch nor Megatron.
+Neither needs ``--enable-ft-package``, ``ft_launcher`` or NVRx. Outside of a Holdfast job the functions do nothing. This module imports
+neither torch nor Megatron.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def on_checkpointing_end(is_async_finalization: bool) -> None:  # noqa: ARG001, 
     _end("checkpointing")
 
 
-def on_checkpoint_loaded(is_local_chkpt: bool) -> None:
+def on_checkpoint_loaded(is_local_chkpt: bool) -> None:  # noqa: FBT001 (as above)
     """Call this after a checkpoint was loaded. Nothing depends on it: timeouts are not calculated from the time that loading takes.
 
     Args:

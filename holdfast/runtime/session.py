@@ -852,6 +852,11 @@ def _instance(name: str, value: Any, kind: type[Any]) -> Any:  # noqa: ANN401 (c
     """Return *value* if it is a *kind*; else raise ``TypeError``."""
     if isinstance(value, kind):
         return value
+    if name == "optimizer" and type(value).__module__.startswith("deepspeed."):
+        raise TypeError(
+            f"session(optimizer=...) got DeepSpeed's {type(value).__name__}, which keeps its state in parts of its own: report steps by "
+            "holdfast.heartbeat(engine.global_steps, loss), and save by engine.save_checkpoint"
+        )
     expected = "something with state_dict() and load_state_dict()" if kind is Stateful else f"a {kind.__name__}"
     raise TypeError(f"session({name}=...) got a {type(value).__name__}, but must be {expected}")
 

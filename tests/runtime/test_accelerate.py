@@ -86,7 +86,7 @@ def test_a_lost_rank_without_a_place_restarts_the_others(loop: Callable[..., Flo
     assert flow.hear("resumed", 0, generation=2)["step"] == 5
     assert flow.until(lambda: flow.workers.ended().get(flow.pids[0], -1) == 0, "the end of rank 0")
     seen = json.loads((flow.folder / "seen-0.json").read_text())
-    assert [one["step"] for one in seen][0] == 6
+    assert seen[0]["step"] == 6
     log = (flow.folder / "rank-0.log").read_text()
     assert "step 5 was saved by 2 rank(s) and continues on 1: all ranks have started anew" in log
     assert "epoch 2 was divided among 2 rank(s), and is read by 1 in another order" in log

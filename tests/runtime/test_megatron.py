@@ -12,7 +12,7 @@ from tests.runtime.chaos import fault
 from tests.runtime.flow_double import FlowDouble, Workers
 from tests.runtime.test_heartbeat import run
 
-TRAINING = '''
+TRAINING = """
 from . import ft_integration, global_vars
 from .checkpointing import save_checkpoint
 
@@ -33,7 +33,7 @@ def pretrain(steps):
     ft_integration.on_eval_step_end()
     save_checkpoint()
     ft_integration.shutdown()
-'''
+"""
 """What of Megatron-LM's training loop concerns fault tolerance: `megatron.training` is in no package that can be installed."""
 MEGATRON = {
     "training.py": TRAINING,

@@ -1,4 +1,4 @@
-"""torchtitan in a Holdfast job: ``--module holdfast.integrations.torchtitan --config llama3_debugmodel``, or `with_holdfast` around a config."""
+"""torchtitan in a Holdfast job: ``--module holdfast.integrations.torchtitan --config NAME``, or `with_holdfast` around a config."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The configs of torchtitan's own models with `HoldfastCheckpointManager` as their checkpoint manager.
 
-torchtitan looks a config up by ``--module`` and ``--config``: each function in the ``config_registry`` of one of its models is found here too,
-under the same name.
+torchtitan looks a config up by ``--module`` and ``--config``: each function in the ``config_registry`` of one of its models is found here
+too, under the same name.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from holdfast.runtime.state.training import put_values
 class ModelParts(nn.Module):
     """The parts of a model that one rank has, as one module with the parameters themselves.
 
-    The ``state_dict`` of torchtitan's modules holds copies of some of them (a fused projection is split), which change nothing when they are
-    written to. A rank has several parts with an interleaved pipeline; their names differ.
+    The ``state_dict`` of torchtitan's modules holds copies of some of them (a fused projection is split): to write to these changes nothing.
+    A rank has several parts with an interleaved pipeline; their names differ.
     """
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
