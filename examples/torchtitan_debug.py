@@ -20,19 +20,37 @@ from torch.distributed.fsdp import FSDPModule
 GPU = torch.accelerator.is_available()
 
 
+class Cpu:
+    """What torchtitan asks of the module of a device."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: None  # a CPU has no streams and no cache
+
+    def current_device(self) -> int:
+        """Return the only one."""
+        return 0
+
+    def get_device_name(self, _: object) -> str:
+        """Return its name."""
+        return "CPU"
+
+    def get_device_properties(self, _: object) -> SimpleNamespace:
+        """Return a memory of which nothing is used."""
+        return SimpleNamespace(total_memory=1)
+
+    def memory_stats(self, _: object) -> dict[str, int]:
+        """Return nothing."""
+        return {}
+
+
 def adapt_to_cpu() -> None:
     """Have torchtitan take the CPU for its device; call it before torchtitan is imported."""
-
-    def nothing(*_: object) -> None:
-        """Do nothing: a CPU has no streams and no cache."""
-
-    device = dict.fromkeys(("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats"), nothing)
-    memory = SimpleNamespace(total_memory=1)
-    device |= {"current_device": lambda: 0, "memory_stats": lambda _: {}, "get_device_name": lambda _: "CPU"}
-    torch._utils._get_available_device_type = lambda: "cpu"  # type: ignore[attr-defined]  # noqa: SLF001
-    torch._utils._get_device_module = lambda _: SimpleNamespace(**device, get_device_properties=lambda _: memory)  # type: ignore[attr-defined]  # noqa: SLF001
-    if not hasattr(dist, "set_timeout"):  # torchtitan 0.3 uses it, and torch 2.13 does not have it
-        dist.set_timeout = dist.distributed_c10d._set_pg_timeout  # type: ignore[attr-defined]  # noqa: SLF001
+    torch_utils: Any = torch._utils  # noqa: SLF001
+    torch_utils._get_available_device_type = lambda: "cpu"  # noqa: SLF001
+    torch_utils._get_device_module = lambda _: Cpu()  # noqa: SLF001
+    distributed: Any = dist
+    if not hasattr(distributed, "set_timeout"):  # torchtitan 0.3 uses it, and torch 2.13 does not have it
+        distributed.set_timeout = distributed.distributed_c10d._set_pg_timeout  # noqa: SLF001
 
 
 if not GPU:

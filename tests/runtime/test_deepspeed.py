@@ -37,7 +37,7 @@ def run(workers: Workers, folder: Path, *, chaos: list[dict[str, Any]], groups: 
 
 
 def test_zero_resumes_bit_equal_and_refuses_fewer_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A killed rank, in managed groups: its checkpoint is complete, steps and sections are reported. PyTorch's own groups are the measure."""
+    """A killed rank, in managed groups, against a calm run in PyTorch's own: its checkpoint is complete, and steps are reported."""
     workers = Workers("examples.deepspeed_zero")
     calm, whole = run(workers, tmp_path_factory.mktemp("f"), chaos=[], groups="auto")
     flow, ended = run(workers, tmp_path_factory.mktemp("f"), chaos=[fault(1, "begin", 8)], groups="managed")
@@ -60,7 +60,8 @@ def test_a_session_refuses_zero_in_a_sentence(tmp_path: Path) -> None:
 import deepspeed, torch, holdfast
 deepspeed.ops.__compatible_ops__.clear()
 model = torch.nn.Linear(2, 2)
-zero = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}
+adam = {"type": "AdamW", "params": {"torch_adam": True}}
+zero = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 1}, "optimizer": adam}
 engine, optimizer, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=zero)
 try:
     holdfast.session(model=engine.module, optimizer=optimizer)
@@ -72,6 +73,6 @@ except TypeError as error:
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=words, capture_output=True, text=True, check=False)
     (line,) = [one for one in done.stdout.splitlines() if one.startswith("refused:")]
     assert line == (
-        "refused: session(optimizer=...) got DeepSpeed's DeepSpeedZeroOptimizer, which keeps its state in parts of its own: report steps by "
-        "holdfast.heartbeat(engine.global_steps, loss), and save by engine.save_checkpoint"
+        "refused: session(optimizer=...) got DeepSpeed's DeepSpeedZeroOptimizer, which keeps its state in parts of its own: report steps "
+        "by holdfast.heartbeat(engine.global_steps, loss), and save by engine.save_checkpoint"
     )

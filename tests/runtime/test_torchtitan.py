@@ -73,11 +73,9 @@ def test_a_training_continues_bit_equal(
 
 
 def test_fewer_ranks_are_refused_in_a_sentence(titans: Workers, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A data loader of torchtitan cannot be divided anew, so a job that lost a node for good ends, and says what makes the data begin anew."""
-    options, chaos = ["--training.steps", "8"], [fault(1, "begin", 7)]
-    flow = FlowDouble(
-        titans, tmp_path_factory.mktemp("f"), SCRIPT, *options, ranks=2, stride=1, chaos=[fault(1, "begin", 7)], save=3
-    ).begin()
+    """A data loader of torchtitan cannot be divided anew: a job that lost a node for good ends, and says how the data can begin anew."""
+    chaos, folder = [fault(1, "begin", 7)], tmp_path_factory.mktemp("f")
+    flow = FlowDouble(titans, folder, SCRIPT, "--training.steps", "8", ranks=2, stride=1, chaos=chaos, save=3).begin()
     flow.until_dead(1)
     flow.ranks = 1
     flow.restart()

@@ -17,7 +17,7 @@ from holdfast.runtime.state.training import put_values
 class ModelParts(nn.Module):
     """The parts of a model that one rank has, as one module with the parameters themselves.
 
-    The ``state_dict`` of torchtitan's modules holds copies of some of them (a fused projection is split): to write to these changes nothing.
+    The ``state_dict`` of torchtitan's modules holds copies of some of them (a fused projection is split): writing to these changes nothing.
     A rank has several parts with an interleaved pipeline; their names differ.
     """
 
@@ -35,7 +35,7 @@ class ModelParts(nn.Module):
         for part in self._parts:
             yield from ((canonical_fqn(name), one) for name, one in part.named_buffers(*given, **more))
 
-    def state_dict(self, *_given: Any, **_more: Any) -> dict[str, Any]:  # noqa: ANN401 (as above)
+    def state_dict(self, *_given: Any, **_more: Any) -> dict[str, Any]:  # type: ignore[override]  # noqa: ANN401 (as above)
         """Return the parameters and persistent buffers."""
         passing = {
             canonical_fqn(f"{place}.{name}" if place else name)
@@ -45,7 +45,7 @@ class ModelParts(nn.Module):
         }
         return dict(self.named_parameters()) | {name: one for name, one in self.named_buffers() if name not in passing}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *_given: Any, **_more: Any) -> None:  # type: ignore[override]  # noqa: ANN401 (as above)
+    def load_state_dict(self, state_dict: Mapping[str, Any], *_given: Any, **_more: Any) -> None:  # noqa: ANN401 (as above)
         """Copy the values into the parameters and buffers."""
         own = self.state_dict()
         with torch.no_grad():

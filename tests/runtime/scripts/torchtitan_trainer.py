@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torchtitan.train import main
 from torchtitan.trainer import Trainer
 
 import holdfast.integrations.torchtitan  # noqa: F401 (by this the launcher sees that the script has a session)
-from examples import torchtitan_debug
 from tests.runtime.chaos import reach
 
 folder = Path(sys.argv[1])
@@ -51,4 +51,4 @@ Trainer.train_step, Trainer.train = train_step, train
 given = sys.argv[2:]
 own = ["--training.steps", "12", "--checkpoint.interval", "4", "--debug.seed", "1", "--dump_folder", str(folder / "output")]
 sys.argv[1:] = ["--module", "examples.torchtitan_debug", "--config", "debug", *own, *given]
-torchtitan_debug.main()
+main()
