@@ -7,7 +7,8 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "torchtitan":
         raise
-    raise ModuleNotFoundError("holdfast.integrations.torchtitan needs torchtitan: pip install 'torchtitan>=0.3'") from error
+    text = "holdfast.integrations.torchtitan needs torchtitan: pip install 'torchtitan>=0.3'"
+    raise ModuleNotFoundError(text, name="torchtitan") from error
 
 try:
     from torchtitan.components.checkpointer import CheckpointManager  # noqa: F401 (named in the error below)
