@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from tests.frameworks import needs
 from tests.runtime.chaos import fault
 from tests.runtime.flow_double import Ended, FlowDouble, Workers
+from tests.runtime.ranks import ROOT
 
 needs("torchtitan")
 
@@ -72,11 +76,17 @@ def test_a_training_continues_bit_equal(
     flow.close()
 
 
-def test_fewer_ranks_are_refused_in_a_sentence(titans: Workers, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A data loader of torchtitan cannot be divided anew: a job that lost a node for good ends, and says how the data can begin anew."""
+def test_a_save_that_fails_ends_nothing_and_fewer_ranks_are_refused(titans: Workers, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A save is reported and training goes on; a job that lost a node for good ends, and says how the data can begin anew."""
     chaos, folder = [fault(1, "begin", 7)], tmp_path_factory.mktemp("f")
+    in_the_way = folder / "output" / "checkpoint" / "step-4"
+    in_the_way.parent.mkdir(parents=True)
+    in_the_way.write_text("no folder can be created here")
     flow = FlowDouble(titans, folder, SCRIPT, "--training.steps", "8", ranks=2, stride=1, chaos=chaos, save=3).begin()
     flow.until_dead(1)
+    assert {(one["kind"], one["step"], one["path"]) for one in flow.of("storage-error")} == {
+        ("checkpoint-write-failed", 4, str(in_the_way))
+    }
     flow.ranks = 1
     flow.restart()
     status = flow.until(lambda: flow.workers.ended().get(flow.pids[0]), "the end of rank 0")
@@ -89,3 +99,32 @@ def test_fewer_ranks_are_refused_in_a_sentence(titans: Workers, tmp_path_factory
     assert flow.until(lambda: flow.workers.ended().get(flow.pids[0], -1) == 0, "the end of rank 0")
     assert sorted(one["step"] for one in flow.of("beat") if one["generation"] == 3) == [7, 8]
     flow.close()
+
+
+def test_each_config_of_torchtitan_is_found_and_others_are_refused_in_a_sentence() -> None:
+    """By the names that torchtitan gives them, with the settings of their checkpoints."""
+    script = """
+from torchtitan.config.manager import ConfigManager
+from torchtitan.components.checkpointer import CheckpointManager
+from torchtitan.models.llama3.config_registry import llama3_debugmodel
+from holdfast.integrations.torchtitan import HoldfastCheckpointManager, with_holdfast
+options = ["--module", "holdfast.integrations.torchtitan", "--checkpoint.interval", "7", "--config"]
+for name in "llama3_debugmodel", "qwen3_debugmodel":
+    checkpoint = ConfigManager().parse_args([*options, name]).checkpoint
+    print(type(checkpoint) is HoldfastCheckpointManager.Config, checkpoint.enable, checkpoint.interval)
+class Other(CheckpointManager.Config): pass
+config = llama3_debugmodel()
+config.checkpoint = Other()
+for attempt in lambda: with_holdfast(config), lambda: ConfigManager().parse_args([*options, "nobodys_model"]):
+    try:
+        attempt()
+    except (TypeError, ValueError) as error:
+        print(error)
+"""
+    words = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script], env=words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first, second, other, nobodys = done.stdout.splitlines()
+    assert (first, second) == ("True True 7", "True True 7")
+    assert other == ("with_holdfast replaces torchtitan's CheckpointManager, and this config has Other: use CheckpointManager.Config")
+    assert nobodys.startswith("Config function 'nobodys_model' not found in holdfast.integrations.torchtitan.config_registry")
