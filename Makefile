@@ -26,7 +26,9 @@ RUN_TESTS := scripts/system_packages.sh && $(BIN)/python -m compileall -q holdfa
 
 PREFECT_TESTS ?= tests/integration/test_deployment.py tests/integration/test_cluster_health.py tests/integration/test_prefect_shows.py
 
-.PHONY: help install demo test test-long test-all durations test-prefect check docs conformance matrix bench lock clean
+FRAMEWORK_TESTS ?= tests/runtime/test_torchtitan.py tests/runtime/test_deepspeed.py tests/runtime/test_megatron.py
+
+.PHONY: help install demo test test-long test-all durations test-prefect frameworks check docs conformance matrix bench lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -51,6 +53,9 @@ durations: test-all  ## Run all tests and write down how long each file takes: t
 
 test-prefect: $(VENV)/.dev  ## Run the tests of flows and deployments with the newest Prefect that is supported
 	@newest=$$(scripts/newest_prefect.sh $(VENV)) && "$$newest" -m prefect --version && "$$newest" -m pytest $(PARALLEL) $(PREFECT_TESTS) $(ARGS)
+
+frameworks: $(VENV)/.dev  ## Run the tests of torchtitan, DeepSpeed and Megatron Core in an environment that has them (2 minutes and 1.5 GB)
+	@python=$$(scripts/frameworks.sh $(VENV)) && "$$python" -m pytest -p no:xdist $(FRAMEWORK_TESTS) $(ARGS)
 
 check: $(VENV)/.dev  ## Lint, formatting, types, spelling, documentation site
 	@$(BIN)/ruff check --quiet

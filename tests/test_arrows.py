@@ -87,7 +87,7 @@ ARROWS = (
     Arrow(
         of="holdfast.integrations",
         ours=("holdfast.integrations", "holdfast.runtime"),
-        theirs=("torch", "transformers", "lightning", "pytorch_lightning", "torchmetrics"),
+        theirs=("torch", "transformers", "lightning", "pytorch_lightning", "torchmetrics", "torchtitan", "torchdata"),
     ),
     *(Arrow(of=leaf, ours=LEAVES) for leaf in LEAVES),
 )

@@ -32,11 +32,15 @@ ABSENT = {
     "docs/explanation/architecture/control.md": {"epochs.json"},
     "docs/explanation/security.md": {"spec.json"},
     "docs/how-to/checkpoints.md": {"manifest.json"},
+    "docs/how-to/megatron.md": {"megatron/training/ft_integration.py"},
     "docs/how-to/high-availability.md": {"deployments/compose/ssh"},
     "docs/how-to/prefect-deployments.md": {"clusters.d/gpu-lab.yaml"},
     "docs/how-to/workflows.md": {"evaluate.py"},
 }
 """Files that a page names which Holdfast or a user writes, and examples of names."""
+
+ELSEWHERE = frozenset({"torchtitan"})
+"""Libraries that `make frameworks` installs: a module of ours that needs one exists, and cannot be imported here."""
 
 
 def in_backticks(page: Path) -> Iterator[str]:
@@ -77,7 +81,9 @@ def is_object(dotted: str) -> bool:
     for end in range(len(parts), 0, -1):
         try:
             found: object = importlib.import_module(".".join(parts[:end]))
-        except ModuleNotFoundError:
+        except ModuleNotFoundError as error:
+            if str(error.name).partition(".")[0] in ELSEWHERE and end == len(parts):
+                return True
             continue
         return all((found := getattr(found, part, None)) is not None for part in parts[end:])
     return False

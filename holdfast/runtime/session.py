@@ -729,6 +729,12 @@ class Session(AbstractContextManager["Session"]):
             self.steps_done = self._tried = self.saved = progress["step"]
             self.loss, self._generators = progress["loss"], progress["rng"]
             self.resumed_from = found.folder
+            if found.manifest is not None and found.manifest.world_size != world.size and world.rank == 0:
+                _log.warning(
+                    "step %d was saved by %d rank(s) and continues on %d: all ranks have started anew, with everything that a script or a "
+                    "framework computes from the number of ranks",
+                    *(self.steps_done, found.manifest.world_size, world.size),
+                )
         if memory and self._invalidated.ranges:  # snapshots of later steps are invalidated
             self._begin_lineage()
 
@@ -846,6 +852,11 @@ def _instance(name: str, value: Any, kind: type[Any]) -> Any:  # noqa: ANN401 (c
     """Return *value* if it is a *kind*; else raise ``TypeError``."""
     if isinstance(value, kind):
         return value
+    if name == "optimizer" and type(value).__module__.startswith("deepspeed."):
+        raise TypeError(
+            f"session(optimizer=...) got DeepSpeed's {type(value).__name__}, which keeps its state in parts of its own: report steps by "
+            "holdfast.heartbeat(engine.global_steps, loss), and save by engine.save_checkpoint"
+        )
     expected = "something with state_dict() and load_state_dict()" if kind is Stateful else f"a {kind.__name__}"
     raise TypeError(f"session({name}=...) got a {type(value).__name__}, but must be {expected}")
 

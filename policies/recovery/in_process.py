@@ -108,7 +108,9 @@ class ShrinkLive:
             {
                 case.blocked_reason: bool(case.blocked_reason),
                 own: bool(own),
-                "the script does not split each step's batch (`session.shares`): fewer ranks would see fewer samples": not case.copies,
+                "the script does not split each step's batch (`session.micro_batches`): fewer ranks would see fewer samples": (
+                    not case.copies
+                ),
                 f"{case.replacement_attempts} recoveries in live processes were tried in this incident": case.replacement_attempts
                 >= self.most,
                 "tried already in this incident": case.failed(RecoveryAction.SHRINK_LIVE),

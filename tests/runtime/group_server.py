@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from contextlib import redirect_stdout
 from typing import Any, NoReturn
 
 import numpy as np  # noqa: F401 (all of these: a worker finds them imported, as the starter of a real one leaves them)
@@ -32,8 +33,9 @@ from tests.reaping import Children
 def main() -> None:
     """Serve one order after another until the pipe ends; in a fork, become the worker."""
     become_subreaper()
-    for name in sys.argv[1:]:
-        importlib.import_module(name)
+    with redirect_stdout(sys.stderr):  # the pipe is for answers alone, and some libraries print when they are imported
+        for name in sys.argv[1:]:
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()  # as the starter of a real worker does: collections in the forks are short, and their memory stays shared
     say({"ready": torch.__version__})

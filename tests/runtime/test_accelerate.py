@@ -75,6 +75,23 @@ def test_a_failed_step_is_repeated_with_all_its_batches(loop: Callable[..., Flow
     assert_equal(flow, whole)
 
 
+def test_a_lost_rank_without_a_place_restarts_the_others(loop: Callable[..., FlowDouble]) -> None:
+    """Accelerate has cached the number of ranks: the ranks never say that they divide a step's batch, so the controller restarts all."""
+    flow = loop(save=1, chaos=[fault(1, "backward", 6)])
+    flow.until_dead(1)
+    roles = flow.hear("roles", 0)
+    assert not roles.get("copies"), "with copies of the model the controller would shrink the job in its processes"
+    flow.ranks = 1
+    flow.restart()
+    assert flow.hear("resumed", 0, generation=2)["step"] == 5
+    assert flow.until(lambda: flow.workers.ended().get(flow.pids[0], -1) == 0, "the end of rank 0")
+    seen = json.loads((flow.folder / "seen-0.json").read_text())
+    assert seen[0]["step"] == 6
+    log = (flow.folder / "rank-0.log").read_text()
+    assert "step 5 was saved by 2 rank(s) and continues on 1: all ranks have started anew" in log
+    assert "epoch 2 was divided among 2 rank(s), and is read by 1 in another order" in log
+
+
 def test_with_stock_groups_all_restart_in_the_middle_of_an_epoch(loop: Callable[..., FlowDouble], whole: Ended) -> None:
     """The prepared loader continues after the batches that are done, and accumulates as before."""
     flow = loop("stock", save=1, chaos=[fault(0, "backward", 6)])

@@ -116,6 +116,22 @@ def test_with_managed_groups_a_killed_rank_restarts_all(train: Train, undisturbe
         assert texts == {("managed-state", True)}
 
 
+def test_fewer_ranks_start_anew_and_say_so(train: Train) -> None:
+    """The Trainer has cached the number of ranks, so the one that is left is not used further: a new process counts epochs and batches."""
+    flow = train(save=1, groups="managed", chaos=[fault(1, "begin", 5)])
+    flow.until_dead(1)
+    assert flow.hear("exception", 0)["peer_lost"]
+    flow.until(lambda: flow.pids[0] in flow.workers.ended(), "the end of rank 0")
+    assert not flow.of("groups"), "the controller must not have it go on alone"
+    flow.ranks = 1
+    flow.restart()
+    assert flow.hear("resumed", 0, generation=2)["step"] == 4
+    assert flow.until(lambda: flow.workers.ended().get(flow.pids[0], -1) == 0, "the end of rank 0")
+    told = json.loads((flow.folder / "told-0.json").read_text())
+    assert (told["step"], told["epoch"]) == (3 * 11, 3.0), "44 samples are 11 steps of 4 for one rank, and 6 for two"
+    assert "step 4 was saved by 2 rank(s) and continues on 1: all ranks have started anew" in (flow.folder / "rank-0.log").read_text()
+
+
 def test_a_torn_checkpoint_of_the_trainer_is_left_out(train: Train, saves_that_fail: FlowDouble) -> None:
     """With ``resume_from_checkpoint=True`` and no state of the session: the one before is taken, with a reason in the log."""
     flow = train("plain", "resume", chaos=[fault(1, "begin", 11)])

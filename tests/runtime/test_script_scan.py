@@ -32,6 +32,8 @@ DOES_NOT = {
     "a comment": {"train.py": "# started by holdfast.session\nimport torch"},
     "heartbeats": {"train.py": "import holdfast\nwith holdfast.section('save'): holdfast.heartbeat(1)"},
     "heartbeats only": {"train.py": "from holdfast import heartbeat, section"},
+    "an integration that reports": {"train.py": "from holdfast.integrations import megatron as ft_integration"},
+    "the same by its name": {"train.py": "import holdfast.integrations.megatron as ft\nfrom holdfast.integrations.megatron import setup"},
     "not imported": {"train.py": "import torch, os, sys, nothing.there", "loop.py": "import holdfast\nholdfast.session"},
     "broken": {"train.py": "import loop", "loop.py": "from holdfast import session, ("},
     "in circles": {"train.py": "import loop", "loop.py": "import train"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import logging
 import random
 import sys
 from collections import deque
@@ -18,6 +19,8 @@ from holdfast.runtime.data.prepared import PreparedLoader
 from holdfast.runtime.state import rng
 from holdfast.runtime.telemetry.wait_windows import process_waits
 from holdfast.runtime.world import World
+
+_log: Final = logging.getLogger("holdfast.runtime")
 
 _END: Final = object()
 
@@ -250,7 +253,7 @@ class Loader:
             "consumed": self.consumed,
             "begin": self._begin,
             "generators": [one.get_state() for one in self._generators()] if self._begin is None else self._begin_generators,
-            "ranks": World.current().size,
+            "ranks": self._parts,
             "batch": self._samples_of_a_batch(),
         }
 
@@ -267,16 +270,22 @@ class Loader:
         if not keys <= state.keys():
             raise ValueError(f"this is not the position of a holdfast.Loader: it lacks {', '.join(sorted(keys - state.keys()))}")
         generators = self._generators()
-        if len(generators) != len(state["generators"]):
+        if len(generators) == len(state["generators"]):
+            for generator, value in zip(generators, state["generators"], strict=True):
+                generator.set_state(value)
+        elif self._parts == state["ranks"]:
             raise ValueError(
                 f"the DataLoader has {len(generators)} generators, and had {len(state['generators'])} when this position was stored"
             )
-        for generator, value in zip(generators, state["generators"], strict=True):
-            generator.set_state(value)
+        else:  # Accelerate gives a sampler a generator where there are several ranks
+            _log.warning(
+                "epoch %d was divided among %d rank(s), and is read by %d in another order: some of its samples come again, and others are "
+                "left out",
+                *(int(state["epoch"]) + 1, state["ranks"], self._parts),
+            )
         # The position in batches of the current size, over the current ranks, after as many samples.
-        ranks = World.current().size if self._is_divided else state["ranks"]
         self.epoch = state["epoch"]
-        self.consumed = int(state["consumed"] * state["ranks"] * state["batch"] // (ranks * self._samples_of_a_batch()))
+        self.consumed = int(state["consumed"] * state["ranks"] * state["batch"] // (self._parts * self._samples_of_a_batch()))
         self._begin, self._inner = state["begin"], None
 
     @property
@@ -284,6 +293,11 @@ class Loader:
         """Whether a sampler gives each rank other batches."""
         parts = self._samplers()
         return any(hasattr(part, "num_replicas") or (hasattr(part, "num_processes") and not part.split_batches) for part in parts)
+
+    @property
+    def _parts(self) -> int:
+        """Return the number of parts into which the batches are divided: one for each rank, or a single one that all ranks read."""
+        return World.current().size if self._is_divided else 1
 
     def _samples_of_a_batch(self) -> int:
         """Return the samples in a batch of one rank; 1 where only the batch sampler knows."""

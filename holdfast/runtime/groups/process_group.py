@@ -60,6 +60,14 @@ class Call(NamedTuple):
     mark: OperationMark
 
 
+def _future_value(name: str, outputs: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    """Return what gloo's future of an operation gives: the tensors that a rank passed, and each rank's part of a gathered one."""
+    if name == "all_gather_single" and outputs[0].is_contiguous():
+        ranks = outputs[0].numel() // max(1, inputs[0].numel())
+        return list(outputs[0].view(-1).chunk(max(1, ranks)))
+    return outputs or inputs if name in {"broadcast", "reduce"} else outputs
+
+
 class _Work(dist.Work):
     """What all our work objects have in common: they end well whatever happens, as a lost peer is no exception."""
 
@@ -94,6 +102,10 @@ class _Work(dist.Work):
 class DoneWork(_Work):
     """An operation that finished when it started: in a broken group, or in a dry run."""
 
+    def __init__(self, name: str, outputs: list[Tensor], inputs: list[Tensor], source: int = 0) -> None:
+        super().__init__(outputs, source)
+        self._name, self._inputs = name, inputs
+
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:  # noqa: ARG002 (torch's signature)
         """Return at once."""
         return True
@@ -101,7 +113,7 @@ class DoneWork(_Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a fulfilled future."""
         future: torch.futures.Future[Any] = torch.futures.Future()
-        future.set_result(self._outputs)
+        future.set_result(_future_value(self._name, self._outputs, self._inputs))
         return future
 
     def is_completed(self) -> bool:
@@ -158,8 +170,7 @@ class ManagedWork(_Work):
                 self._group.peer_failed(self._inner, error)
             except RuntimeError as real:  # nobody could catch it in this thread: the vote raises it
                 self._group.transaction.fail(f"{type(real).__name__}: {real}", self._group.group_name)
-            self._group.fill_neutral_result(*self._call[:3])
-            return self._outputs
+            return self._neutral_value()
         if self._ended is not None:
             self._ended()
         return value
@@ -167,8 +178,11 @@ class ManagedWork(_Work):
     def _abandon(self) -> list[Tensor]:
         process_waits().operation_ended()
         self._group.in_flight.leave(self._call.mark)
+        return self._neutral_value()
+
+    def _neutral_value(self) -> list[Tensor]:
         self._group.fill_neutral_result(*self._call[:3])
-        return self._outputs
+        return _future_value(*self._call[:3])
 
     def is_completed(self) -> bool:
         """Return whether it has finished."""
@@ -376,16 +390,16 @@ class ManagedGroup(dist.ProcessGroup):
     ) -> dist.Work:
         """Start an operation: *call* starts it on a backend."""
         if self.dry_run is not None:
-            return DoneWork(outputs, self.dry_run.answer(self, name, outputs, inputs))
+            return DoneWork(name, outputs, inputs, self.dry_run.answer(self, name, outputs, inputs))
         if self.is_broken:
             self.fill_neutral_result(name, outputs, inputs)
-            return DoneWork(outputs)
+            return DoneWork(name, outputs, inputs)
         if self._inner is None:
             self._ready.wait()
             return self._run(name, outputs, inputs, call, device)
         inner, device = self._inner, device or (outputs or inputs)[0].device.type
         if device == "meta":  # shapes without values, as torch's own groups take them
-            return DoneWork(outputs)
+            return DoneWork(name, outputs, inputs)
         ended = self.listener.started(self, name, outputs, inputs) if self.listener is not None else None
         self.used = True
         self.operations += 1
@@ -396,7 +410,7 @@ class ManagedGroup(dist.ProcessGroup):
             self.in_flight.leave(mark)
             self.peer_failed(inner, error)
             self.fill_neutral_result(name, outputs, inputs)
-            return DoneWork(outputs)
+            return DoneWork(name, outputs, inputs)
         return ManagedWork(self, inner, work, Call(name, outputs, inputs, device, mark), ended)
 
     def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401 (torch's signatures, here and below)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +19,8 @@ _HOLDFAST: Final = Path(__file__).resolve().parents[3]
 _PACKAGES: Final = frozenset({"site-packages", "dist-packages"})
 STATELESS: Final = frozenset({"heartbeat", "section", "__version__"})
 """Public names of Holdfast that manage no state."""
+STATELESS_MODULES: Final = frozenset({"holdfast.integrations.megatron"})
+"""Integrations that manage no state."""
 
 
 def uses_session(main: Path, package: str, arguments: Sequence[str]) -> bool:
@@ -57,11 +59,12 @@ def _names_session(tree: ast.AST) -> bool:
     called = {"holdfast"}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            root, _, rest = node.module.partition(".")
-            if root == "holdfast" and (rest or any(one.name not in STATELESS for one in node.names)):
+            root = node.module.partition(".")[0]
+            stateless = {f"holdfast.{one}" for one in STATELESS} | STATELESS_MODULES
+            if root == "holdfast" and node.module not in STATELESS_MODULES and _names_other(node, stateless):
                 return True
         elif isinstance(node, ast.Import):
-            if any(one.name.startswith("holdfast.") for one in node.names):
+            if any(one.name.startswith("holdfast.") and one.name not in STATELESS_MODULES for one in node.names):
                 return True
             called.update(one.asname for one in node.names if one.name == "holdfast" and one.asname)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("holdfast."):
@@ -70,6 +73,11 @@ def _names_session(tree: ast.AST) -> bool:
         isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in called and node.attr not in STATELESS
         for node in ast.walk(tree)
     )
+
+
+def _names_other(node: ast.ImportFrom, names: Collection[str]) -> bool:
+    """Return whether *node* imports anything but *names*."""
+    return any(f"{node.module}.{one.name}" not in names for one in node.names)
 
 
 def _imports(tree: ast.AST, package: str) -> Iterator[str]:
