@@ -28,6 +28,7 @@ def pieces(signature: Signature) -> list[str]:
     return [text, text[: len(text) // 2 + 1], text[: len(text) // 4 + 4]]
 
 
+@pytest.mark.long  # every signature against lines of many lengths
 def test_no_signature_costs_more_than_in_proportion_to_a_lines_length() -> None:
     """Its own sample doubled and doubled again, and runs of all kinds."""
     steep = {}

@@ -50,6 +50,7 @@ def flip(checkpoint: Path) -> None:
     data.write_bytes(whole)
 
 
+@pytest.mark.long
 def test_a_flipped_bit_in_the_newest_checkpoint_sends_the_job_to_the_one_before(stage: Stage, alone: Callable[..., None]) -> None:
     """`torch.load` would take it without a word; the job ends with the parameters of an undisturbed run all the same, to the bit."""
     nodes: dict[str, Any] = {"nnodes": 2, "nproc_per_node": 1}

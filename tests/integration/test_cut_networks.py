@@ -29,7 +29,7 @@ from tests.integration.conftest import PrefectServer
 from tests.mentions import mentions, one_line_mentions
 from tests.monitors import is_read
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.cluster, pytest.mark.timeout(600)]
 
 PACE = 0.1
 """Seconds of a step, at least: ranks that train faster leave little of two cores to who is looked at."""
@@ -76,7 +76,6 @@ def told_after(job: HostJob, step: int) -> list[int]:
     ]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("direction", ["both", "in", "out"])
 def test_a_host_that_only_the_orchestrator_misses_trains_on(job: HostJob, direction: Direction) -> None:
     """Nothing is killed and nothing is an incident; once the way is mended, the history has all that it missed."""
@@ -113,7 +112,6 @@ def deaf(rack: Rack, job: HostJob, direction: Direction = "both") -> Iterator[No
     job.until(lambda: said(job, "nodes can be reached again") == ends + 1, "a flow that hears them again")
 
 
-@pytest.mark.long
 def test_a_flow_that_hears_no_host_is_relieved_by_a_standby_that_reaches_them(
     rack: Rack, job: HostJob, prefect_server: PrefectServer
 ) -> None:
@@ -174,7 +172,6 @@ def all_told(job: HostJob) -> None:
     job.until(lambda: {one.step for one in queries.curve(job.history, job.row.id)} >= set(range(1, newest + 1)), "all steps in the history")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("direction", ["both", "in", "out"])
 def test_an_orchestrator_that_hears_no_host_at_all_leaves_the_job_alone(rack: Rack, job: HostJob, direction: Direction) -> None:
     """It cannot know whether ranks stand still, and could not mend it if they did. Training goes on; the history gets all of it later."""
@@ -191,7 +188,6 @@ def test_an_orchestrator_that_hears_no_host_at_all_leaves_the_job_alone(rack: Ra
     assert job.chaos.ranks() == before
 
 
-@pytest.mark.long
 def test_what_a_host_logs_while_nobody_hears_it_is_told_later_of_it_alone(job: HostJob) -> None:
     """Its kernel's words wait in the agent's journal, with the time at which they were said."""
     job.settles()
@@ -218,7 +214,6 @@ def logged(job: HostJob) -> list[FaultRecord]:
     return [one for one in queries.faults(job.history, job.row.id) if one.kind == "cpu-hot"]
 
 
-@pytest.mark.long
 def test_a_flow_that_takes_over_while_it_can_reach_no_host_waits_for_them(rack: Rack, job: HostJob) -> None:
     """It knows from the history alone who trains, and hears of it once the way is mended."""
     job.settles()
@@ -234,7 +229,6 @@ def test_a_flow_that_takes_over_while_it_can_reach_no_host_waits_for_them(rack: 
     assert job.chaos.ranks() == before
 
 
-@pytest.mark.long
 def test_a_recovery_that_comes_to_its_deadline_unheard_is_waited_for(rack: Rack, job: HostJob) -> None:
     """The take-over was ordered and may have begun; who hears nobody does not decide anew."""
     job.settles()
@@ -257,7 +251,6 @@ def test_a_recovery_that_comes_to_its_deadline_unheard_is_waited_for(rack: Rack,
     assert {rank: during[rank] for rank in (0, 2)} == {rank: before[rank] for rank in (0, 2)}, "survivors stay in their processes"
 
 
-@pytest.mark.long
 def test_a_flow_that_takes_over_while_a_host_is_cut_off_waits_for_it(job: HostJob) -> None:
     """The host trains on with the others, so its silence is no fault; once the way is mended its agent is taken up."""
     job.settles()
@@ -281,7 +274,6 @@ def test_a_flow_that_takes_over_while_a_host_is_cut_off_waits_for_it(job: HostJo
     assert job.chaos.ranks() == before
 
 
-@pytest.mark.long
 def test_a_flow_that_takes_over_after_a_host_was_lost_gives_its_rank_to_another(job: HostJob) -> None:
     """Nobody has ever spoken with that host's agent: that the others stand still is what tells that it is gone."""
     job.settles()
@@ -300,7 +292,6 @@ def test_a_flow_that_takes_over_after_a_host_was_lost_gives_its_rank_to_another(
         host.heal()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("way", "kind"), [("cut", "job-hang"), ("lost", "node-lost")])
 def test_a_recovery_that_a_dead_flow_had_ordered_goes_on_while_a_host_cannot_be_reached(job: HostJob, way: str, kind: str) -> None:
     """The next flow presumes of its rank what the others do; when it turns out to be gone another takes its place, and no rank restarts."""
@@ -355,7 +346,6 @@ def taken_over(job: HostJob, number: int, before: Mapping[int, Placed]) -> bool:
     return known == {number} and job.chaos.ranks().get(1, before[1]) != before[1]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("share", "whom"), [(0.2, "orchestrator"), (0.01, "peers")])
 def test_loss_and_delay_are_no_fault(job: HostJob, share: float, whom: Whom) -> None:
     """Some of what goes between a host and the others is lost, and all that it sends is held back for a while."""
@@ -372,7 +362,6 @@ def test_loss_and_delay_are_no_fault(job: HostJob, share: float, whom: Whom) -> 
     assert job.chaos.ranks() == before
 
 
-@pytest.mark.long
 def test_a_host_that_is_given_up_and_comes_back_has_no_say_any_more(job: HostJob) -> None:
     """Another takes its rank, and no step is lost; what runs there still is ended as soon as somebody reaches it."""
     job.settles()
@@ -397,7 +386,6 @@ def test_a_host_that_is_given_up_and_comes_back_has_no_say_any_more(job: HostJob
     assert len(job.incidents()) == known + 1, job.log()
 
 
-@pytest.mark.long
 def test_a_network_that_heals_while_a_recovery_is_under_way_leaves_one_job(job: HostJob) -> None:
     """Whichever way it was decided: every rank is there once, and all go on together."""
     job.settles()
@@ -416,7 +404,6 @@ def test_a_network_that_heals_while_a_recovery_is_under_way_leaves_one_job(job: 
     assert {rank: one.pid for rank, one in lively.items()} == {rank: one.pid for rank, one in placed.items()}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("direction", ["both", "in", "out"])
 def test_a_host_that_only_its_peers_miss_is_named_by_them_and_gives_way(job: HostJob, direction: Direction) -> None:
     """Its agent speaks all the time and its process lives; the others find by connections of their own who is cut off. No step is lost."""
@@ -470,7 +457,6 @@ def test_a_host_that_is_cut_off_from_all_in_one_direction_gives_way(job: HostJob
     job.until(lambda: said(job, f"{host.name} added as spare") > taken_in, "a spare node again")
 
 
-@pytest.mark.long
 def test_two_hosts_that_do_not_reach_each_other_train_no_longer_together(job: HostJob) -> None:
     """All others reach both, so nobody can tell whose doing it is. One gives its place to the spare host, with no grave word against it."""
     job.settles()
@@ -506,7 +492,6 @@ def begun(rack: Rack, job: HostJob, prefect_server: PrefectServer, tmp_path: Pat
     return begin
 
 
-@pytest.mark.long
 def test_a_slow_link_to_all_hosts_holds_up_no_step(rack: Rack, begun: Begin) -> None:
     """What agents send waits for its turn, and all of it comes in at last; nobody takes that for a fault, nor that it comes late.
 
@@ -530,7 +515,6 @@ def test_a_slow_link_to_all_hosts_holds_up_no_step(rack: Rack, begun: Begin) -> 
             assert not said(slow, f"spare {slow.spare().name} is lost"), "what is spare stays so"
 
 
-@pytest.mark.long
 def test_ranks_that_were_given_up_and_need_nobody_else_train_on_and_save_nothing(begun: Begin) -> None:
     """All ranks are on the host that was cut off, and their agent gives them leave: it is the storage that says that their time is over."""
     saves = {"interval": 5, "memory": {"interval": 0}}  # by the ranks themselves
@@ -556,7 +540,6 @@ def test_ranks_that_were_given_up_and_need_nobody_else_train_on_and_save_nothing
         assert {lone.generation().number, *(number for step, number in steps(lone).items() if step > known)} == {2}
 
 
-@pytest.mark.long
 def test_the_only_host_of_a_job_is_replaced_where_others_of_the_cluster_answer(begun: Begin) -> None:
     """No agent is left to be heard, but nodes that have nothing to do with the job tell that the way to it is not cut."""
     with begun("sole", {"interval": 5}, {"nnodes": 1, "nproc_per_node": 2}) as sole:
@@ -573,7 +556,6 @@ def test_the_only_host_of_a_job_is_replaced_where_others_of_the_cluster_answer(b
         assert sole.host_of(0) is not host
 
 
-@pytest.mark.long
 def test_a_collective_that_is_held_up_for_a_while_goes_on_by_itself(begun: Begin) -> None:
     """All ranks have come to it, and both hosts answer: what is between them is given as long again as a hang takes at least."""
     with begun("held", {"interval": 0}, {"nnodes": 2, "nproc_per_node": 1}, timeouts={"hang_min": "8s"}) as held:
@@ -591,7 +573,6 @@ def test_a_collective_that_is_held_up_for_a_while_goes_on_by_itself(begun: Begin
         assert held.chaos.ranks() == before
 
 
-@pytest.mark.long
 def test_a_job_that_needs_two_hosts_which_do_not_reach_each_other_waits_until_they_do(begun: Begin) -> None:
     """Nothing can be had in the place of either: each start would come to nothing, and use up what the job may try."""
     with begun("hosts-apart", {"interval": 5}, {"nnodes": 4, "nproc_per_node": 1}) as apart:
@@ -614,7 +595,6 @@ def test_a_job_that_needs_two_hosts_which_do_not_reach_each_other_waits_until_th
         assert set(apart.generation().ranks) == {host.name for host in apart.rack}
 
 
-@pytest.mark.long
 def test_a_job_that_nobody_hears_is_known_to_stand_once_the_lease_of_its_agents_is_over(rack: Rack, begun: Begin) -> None:
     """By then they have ended their ranks; the job goes on from its checkpoint as soon as a host can be reached."""
     with begun("brief", {"interval": 5}, {"nnodes": 1, "nproc_per_node": 2}, timeouts={"lease": "8s"}) as brief:
