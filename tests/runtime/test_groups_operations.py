@@ -34,7 +34,6 @@ def test_every_operation_gives_what_stock_gloo_gives(workers: Workers, tmp_path_
     flow.close()
 
 
-@pytest.mark.skipif(torch.__version__ < "2.12", reason="its gloo knows fewer element types, and reports some of them later")
 def test_every_reduction_is_right_or_refused_as_gloo_refuses_it(job: Job) -> None:
     """Every collective that reduces, reduce operation and element type; AVG of whole numbers and PREMUL_SUM are refused."""
     flow = job(script="reductions", ranks=3)
