@@ -25,7 +25,7 @@ def search(name):
     for part in [*below, None]:
         if spec.submodule_search_locations is None:
             return "found" if part is None else "no-package " + at
-        if at_whim(spec):
+        if may_look_elsewhere(spec):
             return "found"
         place = list(spec.submodule_search_locations)
         spec = importlib.machinery.PathFinder.find_spec(at + "." + (part or "__main__"), place)
@@ -35,7 +35,7 @@ def search(name):
             return "found"
         at += "." + part
 
-def at_whim(spec):
+def may_look_elsewhere(spec):
     "Whether the package may look for its modules elsewhere once it is imported."
     return spec.origin is None or "__path__" in open(spec.origin, encoding="utf-8", errors="replace").read()
 
@@ -64,10 +64,10 @@ def module_problems(job: TrainingJob) -> Iterator[Problem]:
             text=True,
             timeout=SECONDS,
             check=False,
-        ).stdout.split()
+        ).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         return
-    what, where = found if len(found) == 2 else (*found, "", "")[:2]  # noqa: PLR2004 (a word, and perhaps a package)
+    what, _, where = found.partition(" ")
     if what == "absent":
         top = name.partition(".")[0]
         cure = f"Fix the name, install it, or set PYTHONPATH in `env`; it is searched in {job.inside('.')} too"

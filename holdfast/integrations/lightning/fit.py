@@ -21,13 +21,8 @@ from holdfast.runtime.session import Session, Step, session
 PARTS: Final = (
     *("_checkpoint_connector._restore_modules_and_callbacks", "_checkpoint_connector.restore_training_state"),
     *("fit_loop._load_combined_loader_states", "fit_loop.run", "fit_loop.epoch_loop.advance", "fit_loop.epoch_loop.val_loop.run"),
-    *(
-        "save_checkpoint",
-        "strategy.save_checkpoint",
-        "strategy.remove_checkpoint",
-        "fit_loop.epoch_loop._results",
-        "_logger_connector._first_loop_iter",
-    ),
+    *("save_checkpoint", "strategy.save_checkpoint", "strategy.remove_checkpoint"),
+    *("fit_loop.epoch_loop._results", "_logger_connector._first_loop_iter"),
 )
 """Attributes of a Trainer of Lightning 2.6 that this module and `state` need."""
 
