@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoints.verify import fast_sum
+from holdfast.memstore.reader import RemoteMemstore
 from holdfast.memstore.shared_memory import PAGE, Snapshot, UnusableSnapshot
 from holdfast.memstore.store_folders import key_of
 from tests.agent.memory_rig import MemoryNode
@@ -124,6 +125,7 @@ def test_a_survivor_dies_while_it_restores(job: Job, run_undisturbed: Callable[.
 def newcomer() -> Iterator[MemoryNode]:
     """Return a node that joins the job after its ranks were started, with a server of its memory."""
     node = MemoryNode("node-2", token=TOKEN).begin()
+    RemoteMemstore(node.address, TOKEN, 60.0).labels()  # a node joins when its server answers
     yield node
     node.end()
 

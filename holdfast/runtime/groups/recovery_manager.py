@@ -400,15 +400,24 @@ class RecoveryManager:
             self._cannot(generation, f"they began in different generations ({numbers}), so what they exchanged before step 1 differs")
             return None
         checkpoints = set.intersection(*(set(one["checkpoints"]) for one in reports.values()))  # those that every rank can see
+        by_rank = generation.world == membership.width  # else ranks were renumbered, and snapshots may belong to others than the present
+
+        def plan_with(stored: set[SnapshotRef]) -> RestorePlan | NoPlan:
+            usable = stored if by_rank else set[SnapshotRef]()
+            return plan(_holdings(reports, self.facts, usable), checkpoints, usable)
+
+        def suffices(stored: set[SnapshotRef]) -> bool:
+            planned = plan_with(stored)
+            return not by_rank or (isinstance(planned, RestorePlan) and not planned.checkpoint)
+
         stored = self.memory.merge_facts(
             list(reports.values()),
             generation.world,
             lowest=generation.rank == min(reports),
             gather=lambda found: control_tree.gather(found).values(),
+            suffices=suffices,
         )
-        if generation.world < membership.width:
-            stored = set()  # snapshots name ranks as torch does, without gaps: they may belong to other ranks than the present ones
-        found = plan(_holdings(reports, self.facts, stored), checkpoints, stored)
+        found = plan_with(stored)
         clock.lap("meet")
         if isinstance(found, NoPlan):
             self._cannot(generation, found.why)

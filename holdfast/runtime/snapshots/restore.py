@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -28,8 +29,14 @@ from holdfast.runtime.state.training import Training
 if TYPE_CHECKING:
     from holdfast.runtime.world import World
 
-LIST_SECONDS: Final = 1.0
-"""Timeout for listing the memory of a node that has no rank."""
+LIST_SECONDS: Final = (1.0, 5.0)
+"""Timeouts for listing the memory of the nodes that have no rank: all of them at first, then those that have not answered.
+
+A second suffices for a server that has something to do, and no longer is waited for one whose node is gone. Where the restore fails without
+them, a busy server is given more time: what it holds is worth more than some seconds.
+"""
+_LISTED_AT_ONCE: Final = 32
+"""Servers that are asked at the same time."""
 FETCH_SECONDS: Final = 10.0
 """Seconds without a byte after which fetching from another node fails."""
 
@@ -83,22 +90,52 @@ class SnapshotSource:
         return {"node": self.node, "at": address, "stored": snapshots, "unusable": unusable, "servers": servers}
 
     def merge_facts(
-        self, facts: Sequence[Mapping[str, Any]], world: int, *, lowest: bool, gather: Callable[[list[dict[str, Any]]], Iterable[Any]]
+        self,
+        facts: Sequence[Mapping[str, Any]],
+        world: int,
+        *,
+        lowest: bool,
+        gather: Callable[[dict[str, Any]], Iterable[Any]],
+        suffices: Callable[[set[SnapshotRef]], bool],
     ) -> set[SnapshotRef]:
         """Return the snapshots in the memory of all reachable nodes, the same on every rank; called by all ranks together.
 
-        *facts*: those of each rank, with the addresses of the servers on the others' nodes. The *lowest* rank lists the memory of nodes
-        without a rank, and *gather* sends its list to all.
+        Args:
+            facts: those of each rank, with the addresses of the servers on the others' nodes.
+            world: number of ranks that the job has.
+            lowest: whether this rank is the lowest one, which lists the memory of nodes without a rank.
+            gather: exchanges a value of each rank.
+            suffices: whether all ranks can be restored from these snapshots, the same on every rank. If they cannot, servers that have not
+                answered are asked once more, with a longer timeout.
         """
         self.servers = {**self.servers, **servers_of({str(one["node"]): one["at"] for one in facts if one["at"] is not None})}
         listed, nodes = [one["stored"] for one in facts], {str(one["node"]) for one in facts}
-        if {node for one in facts for node in one["servers"]} - nodes:
-            elsewhere = []
-            for node in sorted(self.servers.keys() - nodes) if lowest else ():
-                with suppress(OSError, shared_memory.UnusableSnapshot):
-                    elsewhere += _listed(node, self._server(node, LIST_SECONDS), world)
-            listed += gather(elsewhere)
-        return self.usable(listed, [item for one in facts for item in one["unusable"]])
+        unusable = [item for one in facts for item in one["unusable"]]
+        found = self.usable(listed, unusable)
+        silent = sorted({node for one in facts for node in one["servers"]} - nodes)
+        for seconds in LIST_SECONDS:
+            if not silent:
+                break
+            for answer in gather(self._ask(silent, world, seconds) if lowest else {}):
+                listed += answer.get("stored", [])
+                silent = answer.get("silent", silent)
+            found = self.usable(listed, unusable)
+            if suffices(found):
+                break
+        return found
+
+    def _ask(self, nodes: Sequence[str], world: int, seconds: float) -> dict[str, Any]:
+        """Return the snapshots on each of *nodes* as ``stored``, and as ``silent`` the nodes whose servers did not answer."""
+        known = [node for node in nodes if node in self.servers]
+        stored, silent = [], []
+        with ThreadPoolExecutor(_LISTED_AT_ONCE, "holdfast-list") as pool:
+            asked = {node: pool.submit(_listed, node, self._server(node, seconds), world) for node in known}
+            for node, answer in asked.items():
+                try:
+                    stored.append(answer.result())
+                except (OSError, shared_memory.UnusableSnapshot):
+                    silent.append(node)
+        return {"stored": stored, "silent": silent}
 
     def usable(self, listed: Iterable[Iterable[Mapping[str, Any]]], unusable: Iterable[Sequence[Any]] = ()) -> set[SnapshotRef]:
         """Return all *listed* snapshots, each once, without those that are unusable or invalidated."""
@@ -227,9 +264,18 @@ def from_memory(
     """
     while True:
         facts = world.gather(memory.facts(world.size))
-        snapshots = memory.merge_facts(facts, world.size, lowest=world.rank == 0, gather=world.gather)
-        found = plan(new_holdings(shards_by_rank(snapshots), [str(one["node"]) for one in facts]), (), snapshots)
-        if isinstance(found, NoPlan) or found.step <= newest:
+        nodes = [str(one["node"]) for one in facts]
+
+        def plan_with(snapshots: set[SnapshotRef], nodes: Sequence[str] = nodes) -> RestorePlan | None:
+            planned = plan(new_holdings(shards_by_rank(snapshots), nodes), (), snapshots)
+            return None if isinstance(planned, NoPlan) or planned.step <= newest else planned
+
+        found = plan_with(
+            memory.merge_facts(
+                facts, world.size, lowest=world.rank == 0, gather=world.gather, suffices=lambda snapshots: plan_with(snapshots) is not None
+            )
+        )
+        if found is None:
             return None
         mine, why = next(fetch for fetch in found.fetches if fetch.target == world.rank), ""
         try:

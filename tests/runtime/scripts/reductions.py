@@ -19,4 +19,4 @@ world = dist.group.WORLD
 assert world is not None
 count, wrong = differences(world)
 (Path(sys.argv[1]) / f"told-{os.environ['RANK']}.json").write_text(json.dumps({"count": count, "wrong": wrong}))
-dist.barrier()
+dist.all_reduce(torch.zeros(1))  # gloo's barrier waits for operations in progress: it may raise what refused one that is about to end
