@@ -262,6 +262,7 @@ def events(mark: dict[str, Any], found: Series) -> list[tuple[float, str, str]]:
     return sorted(made)
 
 
+@pytest.mark.long
 def test_every_panel_shows_the_recorded_history(recorded: Recorded) -> None:
     """Each query of the dashboard is one that Prometheus answers, and has data."""
     assert len(recorded.panels) == len(panels()) > 25

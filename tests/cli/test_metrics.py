@@ -308,6 +308,7 @@ def serving() -> Iterator[MetricsServer]:
         server.server_close()
 
 
+@pytest.mark.long
 def test_silent_clients_neither_block_prometheus_nor_accumulate() -> None:
     """Far more than may be there at once."""
     with serving() as server, ExitStack() as lines:

@@ -72,6 +72,7 @@ def test_a_controller_that_detaches_finishes_starting_nodes_first(
             assert lease.expires_at == 0.0
 
 
+@pytest.mark.long
 def test_a_dropped_node_is_tried_at_once_when_it_answers_again(holdfast_home: Path, cluster: LocalCluster, silent: socket.socket) -> None:
     """Otherwise it waits for its turn, so that a node that never starts is not tried all the time."""
     assert holdfast_home.is_dir()

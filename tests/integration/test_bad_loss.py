@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from holdfast.history import queries
 from tests.integration.stage import Stage
 
@@ -13,6 +15,7 @@ SCRIPT = Path(__file__).with_name("spoiled.py")
 STEPS, BAD = 90, 31
 
 
+@pytest.mark.long
 def test_a_batch_that_is_no_number_is_tried_twice_and_then_left_out(stage: Stage, alone: Callable[..., None], tmp_path: Path) -> None:
     """Nothing that was made of it is gone on from, in memory or on disk; the end is bit-equal to a run that never saw it."""
     results = tmp_path / "calm.json", tmp_path / "broken.json"

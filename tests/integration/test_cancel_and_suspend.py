@@ -225,6 +225,7 @@ def test_cancel_under_the_worker_that_started_the_run_is_not_cut_short_by_its_si
     run.leaves_nothing()
 
 
+@pytest.mark.long
 def test_a_suspended_job_releases_its_nodes_and_the_same_job_continues_when_it_is_resumed(desk: Desk) -> None:
     """Also under another worker: one job, one flow run, a new generation that continues after what was saved."""
     run = desk.submits("suspended")

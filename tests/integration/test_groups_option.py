@@ -41,6 +41,7 @@ def process_of(home: Path, rank: int) -> int:
     return 0
 
 
+@pytest.mark.long
 def test_a_module_of_others_survives_a_killed_rank_and_learns_its_level(place: Place) -> None:
     """Its weights are those that it has under torchrun, and the sentence about the level stands in log, history and status."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

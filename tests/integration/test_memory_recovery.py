@@ -148,6 +148,7 @@ def on_record(play: Play) -> Snapshots | None:
     return row if row is not None and row.generation > 1 and row.replica_step is not None and row.trained_s > 0 else None
 
 
+@pytest.mark.long
 def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage, undisturbed: dict[str, Any]) -> None:
     """Shards that lived on the lost node alone come from their replica; what all processes held comes from the memory of their nodes."""
     play = gated(stage, "lost-twice", 21, 45, 60)

@@ -49,6 +49,7 @@ def wrong(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, dict[st
     return {node["node"]: {one["check"]: one for one in node["checks"] if one["state"] != "ok"} for node in nodes}
 
 
+@pytest.mark.long
 def test_hosts_without_holdfast_get_the_command_that_installs_it(rack: Rack, holdfast: Command, tmp_path: Path) -> None:  # noqa: F811 (the fixture)
     """The rest is looked at all the same; with Holdfast there, and nothing else the matter, the host is ready."""
     cluster, job = described(rack, tmp_path)

@@ -277,6 +277,7 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     assert "Not a directory" in told.storage_errors[0][1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("killed", [(0, 1), (1, 0)], ids=["the leader", "another"])
 def test_a_checkpoint_writer_killed_anywhere_does_not_harm_complete_checkpoints(tmp_path: Path, killed: tuple[int, ...]) -> None:
     """At every file that it opens, renames or removes in turn: what stood stands, and the next checkpoint writer ends what this one began.

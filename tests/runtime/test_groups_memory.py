@@ -157,6 +157,7 @@ def test_a_generation_names_the_memory_servers(
     assert_undisturbed(flow, undisturbed_run)
 
 
+@pytest.mark.long
 def test_the_snapshot_interval_grows_where_snapshots_cost_too_much(job: Job) -> None:
     """Two ranks share a core: steps without a snapshot show its cost, all ranks agree on the interval, and report the cost."""
     flow = job(script="saturated", ranks=2, stride=2, memory=True, policy="skip")

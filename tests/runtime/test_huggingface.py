@@ -72,6 +72,7 @@ def assert_equal(flow: FlowDouble, whole: Ended) -> None:
     assert ended.losses == whole.losses
 
 
+@pytest.mark.long
 def test_a_training_continues_after_a_hang_and_a_lost_node(train: Train, undisturbed_training: Ended) -> None:
     """After a hang the newest snapshot in the nodes' memory is used, and after the loss of a node with its memory the newest checkpoint."""
     flow = train(memory=True, save=4, chaos=[fault(1, "begin", 10, do="stop"), fault(0, "begin", 15, generation=2)])

@@ -48,6 +48,7 @@ def run(workers: Workers, folder: Path, *options: str, groups: str, faults: list
     return ended, resumed
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_manual_optimization_and_workers_continue_bit_equal(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Killed in the middle of an epoch and in a validation, in groups of the launcher's: weights, buffers, metrics, callbacks, workers.

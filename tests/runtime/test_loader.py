@@ -88,7 +88,11 @@ LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
 }
 
 
-CASES = [(name, before) for name in LOADERS for before in ((2,) if name == "spawned workers" else (1, 6, 7, 9))]
+CASES = [
+    pytest.param(name, before, marks=pytest.mark.long if name == "spawned workers" else ())
+    for name in LOADERS
+    for before in ((2,) if name == "spawned workers" else (1, 6, 7, 9))
+]
 
 
 def seeded() -> None:

@@ -52,6 +52,7 @@ def test_a_rank_for_each_gpu_of_the_allocation_and_for_each_cpu_without_any(
         assert queries.newest_job(history, "counts").spec["nproc_per_node"] == ranks
 
 
+@pytest.mark.long
 def test_nodes_that_differ_end_the_launch_with_both_names_and_numbers(cluster: Any, slurm: SlurmServer, tmp_path: Path) -> None:
     """A prolog hides the broken GPU of one: no rank is started."""
     one, other = slurm.names
