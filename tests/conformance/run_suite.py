@@ -6,12 +6,14 @@ It reads an order as JSON, and writes a line for each test as it ends.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
 import unittest
 from typing import Any, Final
 
+from holdfast.process import die_with_parent
 from tests.conformance import suites
 
 ATTEMPTS: Final = 3
@@ -22,6 +24,7 @@ MAX_REASON: Final = 160
 
 def main() -> None:
     """Run the ordered tests of a suite, one after the other."""
+    die_with_parent(os.getppid())  # and its ranks die with it
     order = json.loads(sys.stdin.readline())
     suites.ForkedRanks.managed = order["managed"]
     out = sys.stdout
