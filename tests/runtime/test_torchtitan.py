@@ -80,21 +80,21 @@ def test_a_training_continues_bit_equal(
 @pytest.mark.parametrize("kind", ["tensor", "pipeline"])
 def test_a_model_over_several_ranks_continues_bit_equal(titans: Workers, tmp_path_factory: pytest.TempPathFactory, kind: str) -> None:
     """Ranks with other parts of the model and the same data: each continues with its own, and all report the loss of the last stage."""
-    options = [f"--parallelism.{kind}_parallel_degree", "2", "--training.steps", "5"]
+    options = [f"--parallelism.{kind}_parallel_degree", "2", "--training.steps", "9"]
     calm = FlowDouble(titans, tmp_path_factory.mktemp("f"), SCRIPT, *options, ranks=2, stride=1).begin()
     whole = calm.finish()
     assert whole.status == [0, 0], calm.logs()
-    chaos = [fault(1, "begin", 4)]
-    flow = FlowDouble(titans, tmp_path_factory.mktemp("f"), SCRIPT, *options, ranks=2, stride=1, chaos=chaos, save=2).begin()
+    chaos = [fault(1, "begin", 8)]
+    flow = FlowDouble(titans, tmp_path_factory.mktemp("f"), SCRIPT, *options, ranks=2, stride=1, chaos=chaos, memory=True).begin()
     flow.until_dead(1)
     flow.restart()
-    assert flow.hear("resumed", 0, generation=2)["step"] == 2, flow.logs()
+    assert flow.hear("resumed", 0, generation=2)["step"] in (6, 7), flow.logs()
     ended = flow.finish()
     assert ended.status == [0, 0], flow.logs()
     assert (ended.told, ended.losses) == (whole.told, whole.losses)
     assert whole.told[0]["model"] != whole.told[1]["model"], "each rank has a part of its own"
     assert whole.losses[0] == whole.losses[1]
-    assert sorted(whole.losses[0]) == list(range(1, 6))
+    assert sorted(whole.losses[0]) == list(range(1, 10))
     assert all(loss is not None and loss > 0 for loss in whole.losses[0].values())
     for one in (calm, flow):
         one.close()
@@ -107,7 +107,7 @@ def test_saves_that_fail_end_nothing_and_fewer_ranks_are_refused(titans: Workers
     own.mkdir(parents=True)
     (own / "step-4").write_text("no folder can be created here")
 
-    def reported(key: int) -> list[tuple[str, int, str, str]]:
+    def reported(key: int) -> list[tuple[int, str, str, str]]:
         return [(one["step"], one["path"], one["kind"], one["why"].partition(":")[0]) for one in flow.of("storage-error", key)]
 
     options = ["--training.steps", "8", "--checkpoint.interval", "2"]

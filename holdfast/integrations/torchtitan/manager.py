@@ -144,7 +144,7 @@ class HoldfastCheckpointManager(CheckpointManager):  # type: ignore[misc]  # tor
             self._reporter.reset()
 
     def _report_failed(self, error: CheckpointException, step: int) -> None:
-        """Report this rank's part in the failed save of *step*, and remove what was written; raise an error that no storage is the cause of.
+        """Report this rank's part in the failed save of *step*, and remove what was written; raise an error of another cause.
 
         *error* is raised on all ranks alike, and has the errors of those that failed.
         """

@@ -39,7 +39,7 @@ class StorageError:
         return cls(_KINDS.get(error.errno or 0, "checkpoint-write-failed"), error.strerror or str(error))
 
     @classmethod
-    def of_save(cls, error: Exception, folder: Path) -> StorageError | None:
+    def of_save(cls, error: BaseException, folder: Path) -> StorageError | None:
         """Return the fault for an *error* of a framework's save into *folder*; None where it has another cause than the storage."""
         if isinstance(error, OSError):
             return cls.of(error)

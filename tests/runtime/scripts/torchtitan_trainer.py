@@ -38,12 +38,12 @@ def train_step(self: Any, data: Any) -> None:
     real_step(self, data)
 
 
-def save(self: Any, step: int, last: bool) -> Any:
+def save(self: Any, step: int, *last: bool) -> Any:
     """Reach a place before the save; after it files may grow again."""
     if "CHAOS" in os.environ:
         reach("own save", step)
     try:
-        return real_save(self, step, last)
+        return real_save(self, step, *last)
     finally:
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
@@ -62,7 +62,7 @@ def train(self: Any) -> None:
     (folder / f"told-{os.environ['RANK']}.json").write_text(json.dumps(told))
 
 
-def take_microbatches(kind: type) -> None:
+def take_microbatches(kind: Any) -> None:
     """Have the pipeline schedules of a class take micro-batches, as torchtitan 0.3 gives them; those of torch 2.13 divide a batch."""
     real = kind.step
 
