@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -85,7 +86,8 @@ def test_a_model_over_several_ranks_continues_bit_equal(titans: Workers, tmp_pat
     whole = calm.finish()
     assert whole.status == [0, 0], calm.logs()
     chaos = [fault(1, "begin", 8)]
-    flow = FlowDouble(titans, tmp_path_factory.mktemp("f"), SCRIPT, *options, ranks=2, stride=1, chaos=chaos, memory=True).begin()
+    given: dict[str, Any] = {"chaos": chaos, "memory": True, "groups": "auto"}
+    flow = FlowDouble(titans, tmp_path_factory.mktemp("f"), SCRIPT, *options, ranks=2, stride=1, **given).begin()
     flow.until_dead(1)
     flow.restart()
     assert flow.hear("resumed", 0, generation=2)["step"] in (6, 7), flow.logs()
