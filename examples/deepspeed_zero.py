@@ -19,15 +19,15 @@ import holdfast
 BATCH = 8
 
 
-def train(folder: Path, steps: int, every: int, before_step: Callable[[int], None] = lambda _: None, stage: int = 1) -> nn.Module:
-    """Train with ZeRO *stage*, save *every* few steps, and resume from the newest checkpoint; return the model."""
+def train(folder: Path, steps: int, every: int, before_step: Callable[[int], None] = lambda _: None, **zero: int) -> nn.Module:
+    """Train with the settings *zero*, save *every* few steps, and resume from the newest checkpoint; return the model."""
     deepspeed.init_distributed()
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
     config = {
         "train_micro_batch_size_per_gpu": BATCH,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
-        "zero_optimization": {"stage": stage},
+        "zero_optimization": zero,
     }
     engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -56,8 +56,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--folder", type=Path, default=Path("deepspeed-zero"))
+    parser.add_argument("--stage", type=int, choices=range(4), default=1, help="of ZeRO")
     given = parser.parse_args()
-    train(given.folder, given.steps, every=10)
+    train(given.folder, given.steps, every=10, stage=given.stage)
     dist.destroy_process_group()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import threading
@@ -100,7 +101,12 @@ def _cut() -> None:
     thread.join()
 
 
-ACTS: dict[str, Callable[[], None]] = {"kill": _kill, "stop": _stop, "raise": _raise, "device": _device, "cut": _cut}
+def _fill() -> None:
+    """Let no file grow beyond 1 MiB: one that is written ends in the middle, as on a disk that is full by then."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+ACTS: dict[str, Callable[[], None]] = {"kill": _kill, "stop": _stop, "raise": _raise, "device": _device, "cut": _cut, "fill": _fill}
 
 
 def _around(kind: type, name: str, before: str, after: str = "") -> None:

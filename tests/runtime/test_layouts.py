@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from holdfast import tensor_layout
 from holdfast.memstore.shared_memory import SLICE_BYTES, Entry, Label, Slot, Snapshot, UnusableSnapshot, labels, word_sum
@@ -22,7 +26,8 @@ from holdfast.runtime.snapshots.config import SnapshotConfig, SnapshotPlace
 from holdfast.runtime.snapshots.copy_schedule import SnapshotLimits
 from holdfast.runtime.snapshots.snapshotter import Snapshotter
 from holdfast.runtime.state import tree
-from holdfast.runtime.state.tensors import bytes_of
+from holdfast.runtime.state.state_layout import StateLayout, load_state
+from holdfast.runtime.state.tensors import bytes_of, local_of
 from holdfast.runtime.state.training import ON_DEVICE, Training, on_device
 
 FILLING: dict[str, Callable[[], Tensor]] = {
@@ -155,16 +160,21 @@ def told(one: Training) -> dict[str, tuple[list[Any], tuple[int, ...]]]:
     return {key: (value.tolist(), value.stride()) for key, value in whole.items()}
 
 
-@pytest.mark.parametrize("settings", [{}, {"fused": True}, {"foreach": True}], ids=str)
-def test_a_state_that_is_handed_over_has_its_bits_and_its_strides(settings: dict[str, Any]) -> None:
-    """To a process that has just been started, and goes on as the other does."""
-    one, other = training(1, steps=2, **settings), training(2, steps=0, **settings)
+def hand_over(one: Training, other: Training) -> None:
+    """Give the state of *one* to *other*, as a rank does to one that has just been started."""
     sent, rest = one.transferable_state()
     wanted = state_transfer.shapes(sent)
     found = state_transfer.places_for(wanted, other.transferable_state()[0], torch.device("cpu"))
     for into, part in zip(found.values(), state_transfer.laid_out(sent, wanted), strict=True):
         bytes_of(into).copy_(bytes_of(part))
     other.load_state(rest, found)
+
+
+@pytest.mark.parametrize("settings", [{}, {"fused": True}, {"foreach": True}], ids=str)
+def test_a_state_that_is_handed_over_has_its_bits_and_its_strides(settings: dict[str, Any]) -> None:
+    """To a process that has just been started, and goes on as the other does."""
+    one, other = training(1, steps=2, **settings), training(2, steps=0, **settings)
+    hand_over(one, other)
     mine = told(one)
     assert told(other) == mine
     assert mine["image.weight"][1] == mine["2.exp_avg"][1] == (27, 1, 9, 3)
@@ -190,6 +200,37 @@ def test_a_snapshot_has_what_fills_its_memory_as_it_lies_and_pickles_none_of_it(
     assert (entries["model.image.weight"].strides, entries["optimizer.0.state.image.weight.exp_avg"].strides) == ((27, 1, 9, 3),) * 2
     assert (entries["model.turned"].strides, entries["model.image.bias"].strides) == ((1, 5), ())
     assert set(found) == {"model.scale", "model.gaps"}
+
+
+class Sharded(nn.Module):
+    """A parameter and a buffer of which other ranks have parts, as tensor parallelism makes them."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(DTensor.from_local(torch.randn(3, 4), mesh, [Shard(0)]))
+        self.gaps = nn.Parameter(DTensor.from_local(torch.randn(5, 8)[:, ::2], mesh, [Shard(1)]))
+        self.register_buffer("cache", DTensor.from_local(torch.randn(6), mesh, [Replicate()]))
+
+
+@pytest.mark.parametrize("way", ["from another rank", "from a snapshot"])
+def test_a_sharded_buffer_arrives_with_its_bits(way: str) -> None:
+    """Both ways give what this rank has of it, which is no DTensor."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        one, other = (Training(model=Sharded(mesh), optimizers=[]) for _ in range(2))
+        if way == "from another rank":
+            hand_over(one, other)
+        else:
+            layout = StateLayout(one)
+            held = {key: local_of(value).clone() for key, value in layout.tensors.items()}
+            load_state(other, layout.static, layout.dynamic(one.copied_buffers()), held, torch.device("cpu"))
+        present = other.model.state_dict()
+        for name, value in one.model.state_dict().items():
+            assert isinstance(present[name], DTensor)
+            assert torch.equal(local_of(value), local_of(present[name])), name
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("strides", [[1, 5], [1, 1], [20, 1], [1], [0, 1], [-5, 1], [True, 1], [5.0, 1]], ids=str)

@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torchtitan.components.checkpointer import DATALOADER, LR_SCHEDULER, OPTIMIZER, TRAIN_STATE, CheckpointManager
+from torchtitan.tools import filesystem
 
 from holdfast.integrations.torchtitan.state import ModelParts, RankState
 from holdfast.runtime.agent_client import link
@@ -32,7 +37,7 @@ class HoldfastCheckpointManager(CheckpointManager):  # type: ignore[misc]  # tor
     random generators, position in the data, steps and tokens. torchtitan's own checkpoints are written as ever, by the same settings; when
     training begins, the newest state is taken, the session's or torchtitan's. Outside of a Holdfast job it is a ``CheckpointManager``.
 
-    A save of torchtitan that fails for want of space or of permissions is reported, and training continues.
+    A save of torchtitan that cannot be written is reported and removed, and training continues; older checkpoints stay.
 
     Raises:
         RuntimeError: From ``load``: this process has a session already, or the data cannot continue on this number of ranks.
@@ -50,6 +55,8 @@ class HoldfastCheckpointManager(CheckpointManager):  # type: ignore[misc]  # tor
         self._loss: float | None = None
         """The loss of this step on all ranks, where the Trainer has logged it."""
         self._tokens = 0
+        self._saving = 0
+        """The step of the newest asynchronous save."""
         self._reporter = StorageErrorReporter()
         if not self.enable and link().attached:
             _log.warning("checkpoint.enable is off: Holdfast knows neither steps nor state of this training. Set --checkpoint.enable")
@@ -84,7 +91,7 @@ class HoldfastCheckpointManager(CheckpointManager):  # type: ignore[misc]  # tor
         dims = trainer.parallel_dims
         copies = dims.get_mesh("batch").size() if dims.dp_enabled else 1
         self._tokens = training.local_batch_size * training.seq_len * trainer.gradient_accumulation_steps * copies
-        trainer.metrics_processor.log = functools.partial(self._note_loss, trainer.metrics_processor.log)
+        trainer.metrics_processor.log = functools.partial(self._note_loss, trainer, trainer.metrics_processor.log)
         if trainer.config.validator.enable:
             trainer.validator.validate = functools.partial(_in_section, "validation", trainer.validator.validate)
         self._session._prepare_loop(OBSTACLE)
@@ -92,8 +99,13 @@ class HoldfastCheckpointManager(CheckpointManager):  # type: ignore[misc]  # tor
             raise RuntimeError(data.problem)
         return self._session
 
-    def _note_loss(self, log: Any, step: int, loss: float, *given: Any, **more: Any) -> Any:
+    def _note_loss(self, trainer: Any, log: Any, step: int, loss: float, *given: Any, **more: Any) -> Any:
+        dims = trainer.parallel_dims
         self._loss = float(loss)
+        if dims.pp_enabled:  # only the last stage has the loss; others log -1
+            both = torch.tensor(loss if trainer.pp_has_last_stage else -math.inf, device=trainer.device)
+            dist.all_reduce(both, dist.ReduceOp.MAX, dims.get_mesh("pp").get_group())
+            self._loss = float(both)
         return log(step, loss, *given, **more)
 
     def _save(self, curr_step: int, last_step: bool = False) -> bool:  # noqa: FBT001, FBT002 (torchtitan's signature)
@@ -109,15 +121,42 @@ class HoldfastCheckpointManager(CheckpointManager):  # type: ignore[misc]  # tor
         with section("checkpoint of torchtitan"):
             try:
                 saved = bool(super()._save(step, last_step))
-            except CheckpointException as error:  # raised on all ranks alike
-                found = next((one for one, _ in error.failures.values()), None)
-                if not isinstance(found, OSError):
-                    raise
-                self.save_future = None
-                self._reporter.report(StorageError.of(found), step, Path(self._create_checkpoint_id(step)))
+            except CheckpointException as error:
+                self._report_failed(error, step)
                 return False
-        self._reporter.reset()
+        if self.save_future is None:
+            self._reporter.reset()
+        else:
+            self._saving = step
         return saved
+
+    def _wait_for_saving(self) -> None:
+        """Wait for the asynchronous save before; one that failed does not end the training either."""
+        if self._session is None:
+            super()._wait_for_saving()
+            return
+        try:
+            super()._wait_for_saving()
+        except CheckpointException as error:
+            self.save_future = None
+            self._report_failed(error, self._saving)
+        else:
+            self._reporter.reset()
+
+    def _report_failed(self, error: CheckpointException, step: int) -> None:
+        """Report this rank's part in the failed save of *step*, and remove what was written; raise an error of another cause.
+
+        *error* is raised on all ranks alike, and has the errors of those that failed.
+        """
+        found = {rank: StorageError.of_save(one, Path(self.folder)) for rank, (one, _) in error.failures.items()}
+        if not any(found.values()):
+            raise error
+        path = self._create_checkpoint_id(step)
+        if (own := found.get(dist.get_rank())) is not None:
+            self._reporter.report(own, step, Path(path))
+        if dist.get_rank() == 0:  # torchtitan would count it as one of the newest checkpoints, and remove a complete one for it
+            with suppress(OSError):
+                filesystem.rmtree(path)
 
     def _close(self) -> None:
         """End the session, unless an error ends the training."""

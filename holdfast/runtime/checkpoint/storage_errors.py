@@ -39,7 +39,7 @@ class StorageError:
         return cls(_KINDS.get(error.errno or 0, "checkpoint-write-failed"), error.strerror or str(error))
 
     @classmethod
-    def of_save(cls, error: Exception, folder: Path) -> StorageError | None:
+    def of_save(cls, error: BaseException, folder: Path) -> StorageError | None:
         """Return the fault for an *error* of a framework's save into *folder*; None where it has another cause than the storage."""
         if isinstance(error, OSError):
             return cls.of(error)
@@ -49,7 +49,7 @@ class StorageError:
         writing = "inline_container.cc" in str(error) or "PytorchStreamWriter" in str(error) or "cannot be opened" in str(error)
         if not (isinstance(error, RuntimeError) and writing):  # torch.save says no more of why a file cannot be written
             return None
-        full = shutil.disk_usage(folder).free < _FULL_BYTES
+        full = folder.exists() and shutil.disk_usage(folder).free < _FULL_BYTES
         return cls.of(OSError(errno.ENOSPC if full else 0, "torch.save could not write: the disk is full" if full else str(error)))
 
     @classmethod

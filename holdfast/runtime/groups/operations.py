@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -220,8 +221,19 @@ class Waits:
             return True
 
     def _wait_in_thread(self, work: Any, timeout: timedelta) -> bool:  # noqa: ANN401
-        """Wait in another thread. A wait for a message that times out would break all connections, so this one cannot poll."""
-        task = _Task(lambda: work.wait(timeout) if timeout else work.wait())
+        """Wait in another thread. A wait for a message that times out would break all connections, so this one cannot poll.
+
+        gloo's reduce-scatter writes its output in this wait. Where the thread that calls is below autograd, that must not count as a change
+        of the tensor: selective activation checkpointing refuses one that has changed.
+        """
+        dispatch: Any = torch._C  # noqa: SLF001 (torch has no public way to ask)
+        below = dispatch._dispatch_tls_is_dispatch_key_excluded(dispatch.DispatchKey.ADInplaceOrView)  # noqa: SLF001 (as above)
+
+        def wait() -> None:
+            with dispatch._AutoDispatchBelowADInplaceOrView() if below else nullcontext():  # noqa: SLF001 (as above)
+                work.wait(*[timeout] if timeout else [])
+
+        task = _Task(wait)
         self._blocking.add(task)
         self.open(task.abandon)
         _WaitThread.run(task)

@@ -15,6 +15,7 @@ NEEDED: Final = {
         *("_new_process_group_helper", "_register_process_group", "_unregister_process_group", "AllgatherOptions"),
         *("_world.default_pg", "_world.pg_map", "_world.pg_names", "_world.pg_group_ranks", "_world.pg_backend_config"),
     ),
+    "torch._C": ("_dispatch_tls_is_dispatch_key_excluded", "DispatchKey.ADInplaceOrView", "_AutoDispatchBelowADInplaceOrView"),
     "torch._C._dynamo.eval_frame": ("_FrameExecStrategy", "_FrameAction.SKIP", "set_code_exec_strategy"),
 }
 """Attributes, by the module that has them."""

@@ -196,7 +196,7 @@ class Training:
             for name, present in [*self.model.state_dict().items(), *self.model.named_buffers()]:
                 key = f"model.{name}"
                 if isinstance(present, Tensor) and key in found and not _same_memory(present, found[key]):
-                    put_values(present, found[key])
+                    put_values(local_of(present), local_of(found[key]))  # what is found is of this rank, also of a DTensor
         values = {name: value for name, value in state["model"].items() if value is not None}
         if values:
             self.model.load_state_dict(values, strict=False)

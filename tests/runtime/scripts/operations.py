@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor
 from torch.distributed.distributed_c10d import _coalescing_manager
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import holdfast
 from holdfast.runtime.groups import membership
@@ -294,6 +295,21 @@ def functional_coalesced(group: Group) -> Any:
     two = functional.all_gather_into_tensor_coalesced([mine(3), mine(2)], group)
     three = functional.reduce_scatter_tensor_coalesced([mine(2 * ranks), mine(ranks)], "sum", [0, 0], group)
     return [part + 0 for part in [*one, *two, *three]]
+
+
+@operation
+def functional_in_a_selective_checkpoint(group: Group) -> Any:
+    """Keep a result for the backward pass: the end of a wait for it is no change."""
+
+    def contexts() -> Any:
+        return create_selective_checkpoint_contexts(lambda *_, **__: CheckpointPolicy.MUST_SAVE)
+
+    def part(given: Tensor) -> Any:
+        return functional.reduce_scatter_tensor_autograd(given, "sum", 0, group).square().sum()
+
+    one = mine(2 * ranks, 2).requires_grad_()
+    checkpoint(part, one, use_reentrant=False, context_fn=contexts).backward()
+    return one.grad
 
 
 @operation
