@@ -81,6 +81,14 @@ class Duration(click.ParamType[float]):
         return seconds
 
 
+class Seconds(Duration):
+    """A duration, or a bare number, which torchrun's options mean as seconds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 (click's signature)
+        """Return the seconds; refuse what is no duration."""
+        return super().convert(f"{value}s" if str(value).strip().isdecimal() else value, param, ctx)
+
+
 class Since(click.ParamType[float]):
     """A past time: a date, or how long ago it is; in seconds since 1970."""
 

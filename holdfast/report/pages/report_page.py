@@ -359,7 +359,7 @@ def _loose_faults(history: JobHistory) -> dict[str, Any]:
     for fault in history.loose_faults:
         kinds.setdefault(fault.kind, []).append(fault)
     rows = [
-        {"fault": found[0], "times": len(found), "targets": wording.listing(dict.fromkeys(one.target for one in found), MOST_TARGETS)}
+        {"fault": found[0], "times": len(found), "targets": wording.listing(dict.fromkeys(map(wording.on_target, (one.target for one in found))), MOST_TARGETS)}
         for found in kinds.values()
     ]
     return {"rows": rows[:MOST_ROWS], "more": len(rows[MOST_ROWS:])}

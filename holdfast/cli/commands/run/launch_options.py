@@ -16,7 +16,7 @@ from holdfast.errors import BadFile, BadParameters, Problem
 from holdfast.history.models import Job
 from holdfast.report.text.wording import plural
 from holdfast.spec import Cluster, LocalCluster, TrainingJob
-from holdfast.spec.files.load import review
+from holdfast.spec.files.load import draft_of
 from holdfast.spec.files.problems import shown
 from holdfast.spec.launch_options import LaunchOptions, Program, change, review_options
 from holdfast.spec.nproc import counted
@@ -48,7 +48,7 @@ def launched(target: str, cluster_file: Path | None, default_cluster: Path | Non
         raise click.UsageError("--standalone and --cluster contradict each other: give one of them.")
     if options.program == "script" and is_job_file(target):
         _refuse_with_a_file(target, options, given)
-        draft = change(review(target, cluster_file, default_cluster), options)
+        draft = change(draft_of(target, cluster_file, default_cluster), options)
         if draft.problems or draft.job is None:
             raise BadFile(shown(target), tuple(draft.problems))
     else:
