@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -15,6 +16,7 @@ from holdfast.errors import Problem
 from holdfast.spec.cluster import Cluster, LocalCluster
 from holdfast.spec.files.load import Draft, allocation, checked, choose_cluster, review_cluster, validated, with_absolute_paths
 from holdfast.spec.files.problems import shown
+from holdfast.spec.files.units import format_duration
 from holdfast.spec.files.yaml_text import Document
 from holdfast.spec.job import NAME, TrainingJob
 
@@ -78,6 +80,7 @@ class LaunchOptions:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a job file that the options set."""
+        grace = self.shutdown_timeout
         given: dict[str, Any] = {
             "name": self.name,
             "nnodes": self.nnodes,
@@ -91,7 +94,7 @@ class LaunchOptions:
             "policy": self.policy,
             "max_recoveries": self.max_restarts,
             "checkpoint": self.checkpoint_dir and {"directory": str(Path(self.checkpoint_dir).expanduser().absolute())},
-            "timeouts": None if self.shutdown_timeout is None else {"termination_grace": f"{self.shutdown_timeout:.3f}".rstrip("0").rstrip(".") + "s"},
+            "timeouts": None if grace is None else {"termination_grace": format_duration(timedelta(seconds=grace))},
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -183,9 +186,18 @@ def option_of(name: str) -> str:
 
 def effective_text(job: TrainingJob, cluster: Cluster) -> str:
     """Return the job file, with its cluster, that *job* is run from: what differs from the defaults."""
-    fields = job.model_dump(mode="json", exclude_defaults=True)
-    own = {"kind": cluster.kind, **cluster.model_dump(mode="json", exclude_defaults=True)}
-    return _yaml({**fields, "nnodes": job.nnodes, "nproc_per_node": job.nproc_per_node, "cluster": own})
+    size = {"nnodes": job.nnodes, "nproc_per_node": job.nproc_per_node}
+    return _yaml({**fields_of_job(job), **size, "cluster": fields_of_cluster(cluster)})
+
+
+def fields_of_job(job: TrainingJob) -> dict[str, Any]:
+    """Return the fields of *job* as a file has them, without those that have their default value."""
+    return job.model_dump(mode="json", exclude_defaults=True)
+
+
+def fields_of_cluster(cluster: Cluster) -> dict[str, Any]:
+    """Return the kind of *cluster* and its fields as a file has them, without those that have their default value."""
+    return {"kind": cluster.kind, **cluster.model_dump(mode="json", exclude_defaults=True)}
 
 
 def commented_text(options: LaunchOptions, schema: Path) -> str:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sqlmodel import select
 import yaml
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from sqlmodel import select
 
 from holdfast.accounting.bill import Bill, Mean, bill
 from holdfast.accounting.ledger import Ledger, TimeCategory

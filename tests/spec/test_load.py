@@ -80,7 +80,8 @@ def test_what_this_machine_lacks_is_reported_with_its_line(file: Any) -> None:
     )
     found = {problem.field: problem.reason.partition(":")[0] for problem in review(path).problems}
     assert found == {
-        "script": "line 2", "python": "line 3", "nnodes": "line 4", "preflight": "line 5", "policy": "line 6", "checkpoint.directory": "line 8",
+        "script": "line 2", "python": "line 3", "nnodes": "line 4", "preflight": "line 5", "policy": "line 6",
+        "checkpoint.directory": "line 8",
     }  # fmt: skip
     (missing,) = review(file("name: a\ncommand: [sh]\ncluster:\n  kind: ssh\n")).problems
     assert (missing.field, missing.reason) == ("cluster.hosts", "line 3: is missing")

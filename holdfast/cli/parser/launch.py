@@ -114,6 +114,7 @@ def job_options(declared: Callable[..., None]) -> Callable[..., None]:
     return declared
 
 
+SECONDS: Final = Seconds(zero=True)
 _OPTIONS: Final[tuple[Callable[[Any], Any], ...]] = (
     click.argument("target", type=click.Path(), metavar="SCRIPT|JOB_FILE"),
     click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENT]..."),
@@ -124,7 +125,7 @@ _OPTIONS: Final[tuple[Callable[[Any], Any], ...]] = (
     click.option("--no-python", is_flag=True, help="SCRIPT is a program, started directly."),
     click.option("--run-path", is_flag=True, help="No effect: a script always runs in the interpreter that forked it.", hidden=True),
     click.option("--standalone", is_flag=True, help="Use this machine alone, within a Slurm job too."),
-    click.option("--shutdown-timeout", type=Seconds(zero=True), metavar="SECONDS", help="From SIGTERM to SIGKILL after a stop; default: 10s."),
+    click.option("--shutdown-timeout", type=SECONDS, metavar="SECONDS", help="From SIGTERM to SIGKILL after a stop; default: 10s."),
     click.option("--name", metavar="NAME", help="Name of the job; default: that of the script."),
     click.option("--spare-nodes", type=from_zero, metavar="N", help="Additional nodes that replace lost ones; default: 0."),
     click.option("--hot-spares", metavar="N", help="Warm processes that replace lost ranks; default: `auto`."),

@@ -133,9 +133,7 @@ def checked(draft: Draft, elsewhere: Container[str] = ()) -> Draft:
         reported = {problem.field for problem in draft.problems}
         found = [problem for problem in checks(draft.job, draft.cluster or LocalCluster()) if problem.field not in reported]
         lines = draft.document
-        draft.problems += [
-            one if lines is None or one.field.partition(".")[0] in elsewhere else located(lines, one) for one in found
-        ]
+        draft.problems += [one if lines is None or one.field.partition(".")[0] in elsewhere else located(lines, one) for one in found]
     return draft
 
 
