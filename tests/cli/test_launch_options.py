@@ -279,4 +279,6 @@ def test_a_file_that_exists_is_replaced_only_by_force(here: Command, tmp_path: P
     assert here("init", "--nnodes", "3", "--force", "train.py").returncode == 0
     assert load_job(tmp_path / "train.yaml")[0].nnodes == 3
     assert here("init", "-o", "missing/folder.yaml", "train.py").returncode == OPERATOR_ERROR
+    assert mentions(here("init", "gone.py").stderr, "no job file was written", "gone.py")
+    assert mentions(here("init", "-o", "b.yaml", "train.py", "--nnodes", "3").stderr, "--nnodes", "script gets it")
     assert here("init", "train.yaml").returncode == OPERATOR_ERROR

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from holdfast.cli.parser.base import Seconds, completes, from_zero
+from holdfast.cli.parser.base import Command, Seconds, completes, from_zero
 
 JOB_FILES: Final = frozenset({".yaml", ".yml", ".json"})
 STARTED_ONCE: Final = "Holdfast starts the ranks on all nodes and connects them: run it once, not on every node, and leave this option out"
@@ -59,7 +59,7 @@ def is_job_file(target: str) -> bool:
     return "job" in stored and "TrainingJob" in names
 
 
-class LaunchCommand(click.Command):
+class LaunchCommand(Command):
     """A command whose arguments end with a script and those of the script; options may be written with underscores, as torchrun's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

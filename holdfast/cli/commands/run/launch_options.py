@@ -55,10 +55,15 @@ def launched(target: str, cluster_file: Path | None, default_cluster: Path | Non
         draft = review_options(options, cluster_file or (None if options.standalone else default_cluster))
         if draft.problems or draft.job is None:
             raise BadParameters(tuple(draft.problems))
-        if misplaced := sorted(OWN.intersection(options.arguments)):
-            hint(f"{misplaced[0]} follows the script, so the script gets it. Options of `holdfast run` stand before the script")
+        warn_of_misplaced(options)
     cluster = draft.cluster or LocalCluster()
     return counted(draft.job, cluster), cluster
+
+
+def warn_of_misplaced(options: LaunchOptions) -> None:
+    """Say so if the script gets what looks like an option of ours."""
+    if misplaced := sorted(OWN.intersection(options.arguments)):
+        hint(f"{misplaced[0]} follows the script, so the script gets it. Options of `holdfast` stand before the script")
 
 
 def _refuse_with_a_file(target: str, options: LaunchOptions, given: Mapping[str, Any]) -> None:
