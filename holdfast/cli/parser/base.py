@@ -200,7 +200,7 @@ class Command(click.Command):
         except click.NoSuchOption as error:
             meant = OPTIONS.get(error.option_name)
             if meant is not None and any(meant in one.opts for one in self.params):
-                raise click.NoSuchOption(error.option_name, possibilities=[meant], ctx=ctx) from None
+                raise click.NoSuchOption(error.option_name, f"{error.message} Did you mean '{meant}'?", ctx=ctx) from None
             raise
 
 
