@@ -162,6 +162,11 @@ class Fault:
             return f"rank {self.rank} on {self.node}"
         return f"node {self.node}" if self.node else "job"
 
+    @property
+    def place(self) -> str:
+        """The target within a sentence: ``node-0``, not ``node node-0``."""
+        return self.target.removeprefix("node ")
+
 
 NO_ACTION_NEEDED: Final = frozenset({RecommendedAction.RECORD, RecommendedAction.MONITOR})
 """Recommended actions that need no reaction."""

@@ -201,7 +201,7 @@ def diagnose(
     why = _at_once(root, all_faults, members) or _again(root, past, members)
     if why is None:
         others = tuple(fault for fault in all_faults if fault is not root)
-        reason = f"{root.kind} of {root.target}: {root.quote}" + _summary(ranked[0], recommended_actions)
+        reason = f"{root.kind} of {root.place}: {root.quote}" + _summary(ranked[0], recommended_actions)
         return Diagnosis(
             root=root, secondary_failures=others, reason=reason, candidates=tuple(ranked), excused=_excused(ranked[0], all_faults, members)
         )
@@ -257,7 +257,7 @@ def _summary(root: Candidate, recommended_actions: RecommendedActions) -> str:
     own = [fault for fault in left if fault.entry.weight >= ASSOCIATIONS.own]
     rest = len(left) - len(own)
     follow = len(root.explains) + len(root.evidence) - 1
-    words = "".join(f"; also {fault.kind} of {fault.target}" for fault in own)
+    words = "".join(f"; also {fault.kind} of {fault.place}" for fault in own)
     words += f"; {follow} {'secondary failure' if follow == 1 else 'secondary failures'}" if follow else ""
     return words + (f"; {rest} unrelated {'fault' if rest == 1 else 'faults'} at the same time" if rest else "")
 

@@ -133,12 +133,14 @@ class BadFile(OperatorError):
 
 
 class BadParameters(OperatorError):
-    """The parameters of a flow run do not describe a job."""
+    """The parameters of a flow run, or the options of a command, do not describe a job."""
 
     problems: tuple[Problem, ...]
+    what: str = "the job was not started"
+    """What did not happen therefore."""
 
     def __str__(self) -> str:
-        return f"the job was not started, {len(self.problems)} problem(s): " + "; ".join(str(problem) for problem in self.problems)
+        return f"{self.what}, {len(self.problems)} problem(s): " + "; ".join(str(problem) for problem in self.problems)
 
 
 class UnknownCluster(OperatorError):
@@ -295,7 +297,7 @@ class UnknownNode(OperatorError):
     near: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        near = f" It has {', '.join(self.near)}." if self.near else ""
+        near = f" It has nodes such as {', '.join(self.near)}." if self.near else ""
         return f"cluster '{self.cluster}' has no node '{cut(self.node)}'.{near} Name one of its nodes, or another cluster's file."
 
 
@@ -307,7 +309,8 @@ class NodeNotChanged(OperatorError):
     why: str
 
     def __str__(self) -> str:
-        return f"{self.node} of cluster '{self.cluster}' was not changed: {self.why}."
+        were = "were" if "," in self.node else "was"
+        return f"{self.node} of cluster '{self.cluster}' {were} not changed: {self.why}."
 
 
 class NodesBusy(OperatorError):

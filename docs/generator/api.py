@@ -66,6 +66,7 @@ def api_page() -> str:
         "# Python API\n",
         "`import holdfast` gives the names below, and imports neither torch nor Prefect until one of them is used.",
         "Flows and tasks for Prefect are in `holdfast.workflows`: see [Training jobs in your own flows](../how-to/workflows.md).",
+        "`holdfast.integrations` also has modules for [torchtitan](../how-to/torchtitan.md) and [Megatron-LM](../how-to/megatron.md).",
         "Other modules are internal and change without notice.\n",
     ]
     for title, intro, names in GROUPS:

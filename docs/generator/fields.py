@@ -17,6 +17,11 @@ EXAMPLE: Final = Path(__file__).parents[2] / "examples/elastic.yaml"
 HEADINGS: Final = ("Field", "Type", "Default", "Meaning")
 UNITS: Final = "Durations are written `90s`, `5m`, `1h30m` or `2d`, sizes `8GB` or `512MiB`, percentages `25%`."
 
+SCHEMA: Final = (
+    "Editors that read YAML schemas complete and check the fields if the file begins with the line "
+    "`# yaml-language-server: $schema=SCHEMA`; SCHEMA is the path or address of `{file}`, which is installed in `holdfast/spec/schemas`."
+)
+
 
 def job_file_page() -> str:
     """List every field of a job file."""
@@ -27,6 +32,7 @@ def job_file_page() -> str:
         f"{TrainingJob.__doc__}\n",
         "A job file is YAML, or Python that assigns a `holdfast.TrainingJob` to `job`. `holdfast validate FILE` checks it.",
         f"{UNITS}\n",
+        f"{SCHEMA.format(file='job.json')} `holdfast init` writes that line.\n",
         f"```yaml\n{EXAMPLE.read_text()}```\n",
         "## Top level\n",
         _fields(TrainingJob, ""),
@@ -42,6 +48,7 @@ def policy_file_page() -> str:
         "# Policy file\n",
         f"{PolicyFile.__doc__}\n",
         f"{UNITS} `holdfast policy check FILE` checks a policy file.\n",
+        f"{SCHEMA.format(file='policy.json')}\n",
         "## Top level\n",
         _fields(PolicyFile, ""),
         *_sections([PolicyFile]),
@@ -63,6 +70,7 @@ def cluster_file_page() -> str:
         "A cluster is given by `--cluster FILE`, or by `cluster` in a job file.",
         "`kind` selects its type; each type has the common fields and its own. `holdfast validate FILE` checks a cluster file.",
         f"{UNITS}\n",
+        f"{SCHEMA.format(file='cluster.json')}\n",
         "## Fields of every cluster\n",
         _fields(LocalCluster, "", only=shared),
     ]

@@ -13,7 +13,14 @@ FOREIGN: Final = re.compile(
     r"<(?:script|img|iframe|source)\b[^>]*\bsrc=[\"']?(?:https?:)?//[^>]*>|<link\b[^>]*\bhref=[\"']?(?:https?:)?//[^>]*>"
 )
 """Elements with which a page loads something from another host."""
+NAME: Final = re.compile(r"(<td[^>]*><code>)([\w.]+)(?=</code></td>)")
+"""A cell of a table that holds a name alone."""
 OWN_ADDRESS: Final = re.compile(r"\brel=[\"']?(?:canonical|next|prev)\b")
+
+
+def on_page_content(html: str, **_: Any) -> str:  # noqa: ANN401 (as below)
+    """Let the names of fields break after an underscore or a dot, and nowhere else: on a phone their column stays narrow."""
+    return NAME.sub(lambda found: found[1] + re.sub(r"(?<=[_.])(?=\w)", "<wbr>", found[2]), html)
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:  # noqa: ANN401 (mkdocs passes all its objects to every hook)

@@ -99,7 +99,16 @@ class JobView:
     @property
     def reason(self) -> str:
         """Return why the job is in its state."""
+        if self.trains_early:
+            return "the ranks train; their controller attaches once Prefect has started"
         return self.move.reason if self.move else "submitted"
+
+    @property
+    def trains_early(self) -> bool:
+        """Return whether the ranks train and the job is still launching: they start before Prefect does, whose flow follows their state."""
+        if self.state != "LAUNCHING" or self.step is None or self.generation is None:
+            return False
+        return self.step.generation == self.generation.number
 
     @property
     def ended(self) -> bool:
@@ -142,7 +151,7 @@ class JobView:
     @property
     def eta(self) -> float | None:
         """Return the seconds until the last step, while the job runs and reports which step that is."""
-        if self.state != "RUNNING" or not self.step or not self.until or not self.rate or self.rate <= 0:
+        if not (self.state == "RUNNING" or self.trains_early) or not self.step or not self.until or not self.rate or self.rate <= 0:
             return None
         return max(0.0, (self.until - self.step.step) / self.rate)
 

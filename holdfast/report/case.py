@@ -102,7 +102,7 @@ def hypotheses_of(diagnoses: Sequence[IncidentDiagnosis]) -> Iterator[Hypothesis
 
 def _symptom(one: Mapping[str, Any]) -> str:
     """Return a symptom and its targets."""
-    named, count = [str(name) for name in one.get("targets") or ()][:MOST_TARGETS], int(one.get("count") or 0)
+    named, count = [wording.on_target(str(name)) for name in one.get("targets") or ()][:MOST_TARGETS], int(one.get("count") or 0)
     more = count - len(named)
     where = ", ".join(named) + (f" and {wording.count(more)} more" if named and more > 0 else "")
     return f"{one.get('kind')} of {where}" if where else str(one.get("kind"))

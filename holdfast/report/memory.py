@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any, Final
 
 from holdfast.history.models import FaultRecord, Snapshots
-from holdfast.report.text.wording import count, duration, plural, share
+from holdfast.report.text.wording import count, duration, on_target, plural, share
 
 NO_SNAPSHOTS: Final = frozenset({"memory-none", "snapshot-no-memory"})
 """Faults that leave a rank without snapshots."""
@@ -89,7 +89,7 @@ def why_none(row: Snapshots | None, fault: FaultRecord | None, spec: Mapping[str
 
 def _quoted(fault: FaultRecord) -> str:
     quote = str(fault.evidence.get("quote") or "")
-    return f"{fault.kind} on {fault.target}" + (f" ({quote})" if quote else "")
+    return f"{fault.kind} on {on_target(fault.target)}" + (f" ({quote})" if quote else "")
 
 
 def _memory_spec(spec: Mapping[str, Any]) -> Mapping[str, Any]:

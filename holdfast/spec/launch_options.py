@@ -6,16 +6,17 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import yaml
 
 from holdfast.errors import Problem
-from holdfast.spec.check import checks
 from holdfast.spec.cluster import Cluster, LocalCluster
-from holdfast.spec.files.load import Draft, allocation, choose_cluster, review_cluster, validated, with_absolute_paths
+from holdfast.spec.files.load import Draft, allocation, checked, choose_cluster, review_cluster, validated, with_absolute_paths
 from holdfast.spec.files.problems import shown
+from holdfast.spec.files.units import format_duration
 from holdfast.spec.files.yaml_text import Document
 from holdfast.spec.job import NAME, TrainingJob
 
@@ -32,6 +33,8 @@ OPTION_OF: Final[Mapping[str, str]] = {
     "name": "--name",
 }
 """How a field of a job is called on the command line, where that is not its own name with dashes."""
+_OPTIONS: Final = Path("job.options")
+"""Stands for the command line where a file is expected: its paths are seen from here."""
 CHECKPOINTS: Final = "holdfast-checkpoints"
 """Folder, in the working directory, of the checkpoints of a job within a Slurm allocation, whose nodes share that directory."""
 OFFERED: Final[Mapping[str, str]] = {
@@ -66,7 +69,7 @@ class LaunchOptions:
     hot_spares: str | None = None
     groups: str | None = None
     max_restarts: int | None = None
-    shutdown_timeout: int | None = None
+    shutdown_timeout: float | None = None
     """Seconds."""
     env: Mapping[str, str] = field(default_factory=dict)
     workdir: str | None = None
@@ -77,6 +80,7 @@ class LaunchOptions:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a job file that the options set."""
+        grace = self.shutdown_timeout
         given: dict[str, Any] = {
             "name": self.name,
             "nnodes": self.nnodes,
@@ -90,7 +94,7 @@ class LaunchOptions:
             "policy": self.policy,
             "max_recoveries": self.max_restarts,
             "checkpoint": self.checkpoint_dir and {"directory": str(Path(self.checkpoint_dir).expanduser().absolute())},
-            "timeouts": None if self.shutdown_timeout is None else {"termination_grace": f"{self.shutdown_timeout}s"},
+            "timeouts": None if grace is None else {"termination_grace": format_duration(timedelta(seconds=grace))},
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -136,25 +140,30 @@ def review_options(options: LaunchOptions, cluster_file: Path | None) -> Draft:
 
 
 def change(draft: Draft, options: LaunchOptions) -> Draft:
-    """Return the job of a file with the fields that *options* set in place of its own; its problems join those of the file."""
+    """Return the job of a file, checked, with the fields that *options* set in place of its own, whatever is wrong with those."""
     given = options.fields()
     if draft.job is None or not given:
-        return draft
+        return checked(draft)
     problems: list[Problem] = []
     file = draft.job.model_dump(mode="json", exclude_unset=True)
     merged = {name: {**file.get(name, {}), **value} if isinstance(value, dict) else value for name, value in given.items()}
     job = validated(TrainingJob, {**file, **merged}, problems, Document("{}"))
-    return _finished(Draft(job=job, cluster=draft.cluster, problems=[*draft.problems, *problems]))
+    replaced = {name for name, value in given.items() if not isinstance(value, dict)}
+    kept = [one for one in draft.problems if one.field.partition(".")[0] not in replaced]
+    found = with_absolute_paths(Draft(job=job, cluster=draft.cluster, problems=[*kept, *problems], document=draft.document), _OPTIONS)
+    found.problems = [_as_option(one) if one.field.partition(".")[0] in given else one for one in checked(found, given).problems]
+    return found
 
 
 def _finished(draft: Draft) -> Draft:
-    """Check the job, make its folders absolute as seen from here, and call its fields as the command line does."""
-    draft = with_absolute_paths(draft, Path("job.options"))
-    if draft.job is not None:
-        reported = {problem.field for problem in draft.problems}
-        draft.problems += [one for one in checks(draft.job, draft.cluster or LocalCluster()) if one.field not in reported]
-    draft.problems = [replace(one, field=option_of(one.field)) for one in draft.problems]
+    """Make the folders of the job absolute as seen from here, check it, and call its fields as the command line does."""
+    draft = checked(with_absolute_paths(draft, _OPTIONS))
+    draft.problems = [_as_option(one) for one in draft.problems]
     return draft
+
+
+def _as_option(problem: Problem) -> Problem:
+    return replace(problem, field=option_of(problem.field))
 
 
 def own_machine(job: TrainingJob) -> LocalCluster:
@@ -177,9 +186,18 @@ def option_of(name: str) -> str:
 
 def effective_text(job: TrainingJob, cluster: Cluster) -> str:
     """Return the job file, with its cluster, that *job* is run from: what differs from the defaults."""
-    fields = job.model_dump(mode="json", exclude_defaults=True)
-    own = {"kind": cluster.kind, **cluster.model_dump(mode="json", exclude_defaults=True)}
-    return _yaml({**fields, "nnodes": job.nnodes, "nproc_per_node": job.nproc_per_node, "cluster": own})
+    size = {"nnodes": job.nnodes, "nproc_per_node": job.nproc_per_node}
+    return _yaml({**fields_of_job(job), **size, "cluster": fields_of_cluster(cluster)})
+
+
+def fields_of_job(job: TrainingJob) -> dict[str, Any]:
+    """Return the fields of *job* as a file has them, without those that have their default value."""
+    return job.model_dump(mode="json", exclude_defaults=True)
+
+
+def fields_of_cluster(cluster: Cluster) -> dict[str, Any]:
+    """Return the kind of *cluster* and its fields as a file has them, without those that have their default value."""
+    return {"kind": cluster.kind, **cluster.model_dump(mode="json", exclude_defaults=True)}
 
 
 def commented_text(options: LaunchOptions, schema: Path) -> str:

@@ -109,13 +109,18 @@ def _rounded(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"  # noqa: PLR2004 (measured no more precisely)
 
 
+def _plain(value: float) -> str:
+    """Return a limit in digits, never as ``1e+09``."""
+    return f"{value:.3f}".rstrip("0").rstrip(".")
+
+
 def _beyond(figures: Mapping[str, float], limits: BurnInThresholds) -> Iterable[str]:
     slow = ((WRITTEN, limits.disk, "its disk wrote"), (SENT, limits.network, "it sent"), (RECEIVED, limits.network, "it received"))
     for name, least, what in slow:
         if name in figures and figures[name] < least:
-            yield f"{what} {figures[name]:.4g} MB/s, at least {least:g} are needed"
+            yield f"{what} {figures[name]:.4g} MB/s, at least {_plain(least)} MB/s is needed"
     if limits.latency and figures.get(LATENCY, 0.0) > limits.latency:
-        yield f"a round trip took {figures[LATENCY]:.4g} ms, at most {limits.latency:g} are allowed"
+        yield f"a round trip took {figures[LATENCY]:.4g} ms, at most {_plain(limits.latency)} ms is allowed"
     off = abs(figures.get(OFFSET, 0.0)) - figures.get(UNCERTAIN, 0.0)
     if limits.clock and off > limits.clock:
-        yield f"its clock is off by {figures[OFFSET]:+.4g} s, at most {limits.clock:g} are allowed"
+        yield f"its clock is off by {figures[OFFSET]:+.4g} s, at most {_plain(limits.clock)} s is allowed"

@@ -140,6 +140,14 @@ def test_a_valid_job_file_is_summarized(here: Command, files: Any) -> None:
     assert mentions(done.stdout, "job.yaml", "'a'", "train.py", "2 nodes", "1 spare", "'local'", "2 ranks")
 
 
+@pytest.mark.parametrize(("words", "kinds"), [([], ".html"), (["--profile"], ".png")], ids=["page", "profile"])
+def test_a_report_is_not_written_under_a_suffix_of_another_kind(words: list[str], kinds: str, here: Command, running: Author) -> None:
+    """A page that is called .pdf opens nowhere."""
+    done = here("report", "gpt", "-o", "report.pdf", *words)
+    assert (done.returncode, Path("report.pdf").exists()) == (2, False)
+    assert mentions(done.stderr, "--output", "report.pdf", kinds)
+
+
 @pytest.mark.parametrize("arguments", [*READERS, ["run", "job.yaml"]], ids=" ".join)
 def test_a_corrupt_history_is_reported_and_not_changed(arguments: list[str], here: Command, files: Any, holdfast_home: Path) -> None:
     """The file keeps every byte."""

@@ -162,7 +162,7 @@ def test_an_interrupted_burn_in_leaves_nothing_open(here: Command, book: History
 
 
 REFUSED = {
-    "a node that is not there": (("nod-1",), "has no node 'nod-1'. It has node-1"),
+    "a node that is not there": (("nod-1",), "has no node 'nod-1'. It has nodes such as node-1"),
     "no time": (("node-1", "--for", "0s"), "not a duration above zero"),
     "no node": ((), "Missing argument 'NODE...'"),
 }

@@ -81,6 +81,7 @@ def test_a_kind_that_does_not_exist_names_the_nearest(here: Command) -> None:
     done = here("faults", "show", "gpu-of-bus")
     assert done.returncode == 2
     assert mentions(done.stderr, "gpu-off-bus")
+    assert mentions(here("faults", "show", "job-zombie").stderr, "Did you mean training-frozen?")
 
 
 def test_faults_unknown_counts_unclassified_failures(here: Command, running: Author, book: History) -> None:

@@ -19,6 +19,7 @@ from holdfast.history.store import History
 from holdfast.spec import LocalCluster, TrainingJob
 from holdfast.spec.files.load import load_job
 from tests.cli.conftest import Command
+from tests.mentions import mentions
 
 POSITIONAL = {"training_script", "training_script_args"}
 VALUES = {"--nnodes": "1:2", "--nproc-per-node": "2", "--tee": "3", "--local-ranks-filter": "0"}
@@ -121,6 +122,17 @@ def test_options_replace_fields_of_a_job_file_wherever_they_stand(here: Command,
     assert (job["name"], job["nproc_per_node"], job["spare_nodes"], job["env"]) == ("gpt", 2, 0, {"A": "3", "B": "2"})
     done = here("run", "job.yaml", "--print-job", "--nnodes", "0")
     assert (done.returncode, "--nnodes" in done.stderr) == (OPERATOR_ERROR, True)
+
+
+def test_what_an_option_replaces_in_a_job_file_may_be_wrong_there(here: Command, tmp_path: Path) -> None:
+    """What it does not replace may not, and is named with its line; the option's own value is named as the option."""
+    (tmp_path / "job.yaml").write_text("name: gpt\nscript: train.py\nnnodes: 9\nspare_nodes: lots\n")
+    job = printed(here, "--nnodes", "2", "--spare-nodes", "1", "--shutdown-timeout", "1m", "job.yaml")["job"]
+    assert (job["nnodes"], job["spare_nodes"], job["timeouts"]["termination_grace"]) == (2, 1, "1m")
+    done = here("run", "job.yaml", "--print-job", "--spare-nodes", "1")
+    assert mentions(done.stderr, "1 problem(s)", "nnodes: line 3", 9, "'local'")
+    done = here("run", "job.yaml", "--print-job", "--nnodes", "9")
+    assert mentions(done.stderr, "2 problem(s)", "spare_nodes: line 4", "--nnodes: the job needs 9")
 
 
 def test_the_printed_job_is_a_job_file_that_describes_the_same_job(here: Command, tmp_path: Path) -> None:
@@ -267,4 +279,6 @@ def test_a_file_that_exists_is_replaced_only_by_force(here: Command, tmp_path: P
     assert here("init", "--nnodes", "3", "--force", "train.py").returncode == 0
     assert load_job(tmp_path / "train.yaml")[0].nnodes == 3
     assert here("init", "-o", "missing/folder.yaml", "train.py").returncode == OPERATOR_ERROR
+    assert mentions(here("init", "gone.py").stderr, "no job file was written", "gone.py")
+    assert mentions(here("init", "-o", "b.yaml", "train.py", "--nnodes", "3").stderr, "--nnodes", "script gets it")
     assert here("init", "train.yaml").returncode == OPERATOR_ERROR

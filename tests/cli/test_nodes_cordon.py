@@ -82,7 +82,7 @@ def test_json_output_has_the_same_content(here: Command) -> None:
 
 
 REFUSED = {
-    "no such node": (["cordon", "node-9", "--reason", "x"], "cluster 'local' has no node 'node-9'. It has node-"),
+    "no such node": (["cordon", "node-9", "--reason", "x"], "cluster 'local' has no node 'node-9'. It has nodes such as node-"),
     "nobody cordoned it": (["uncordon", "node-0", "--reason", "x"], "node-0 is healthy: no person cordoned it"),
     "cordoned by a program": (["uncordon", "node-1", "--reason", "x"], "`holdfast node return node-1 --reason ...`"),
     "cordoned by a person": (["return", "node-2", "--reason", "x"], "`holdfast node uncordon node-2 --reason ...` lifts it"),

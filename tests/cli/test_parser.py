@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.cli import app
 from holdfast.cli.parser.base import CLUSTER, HEADINGS, Duration, Ranks, Since, apart_from_default, node_names
-from holdfast.cli.parser.synonyms import SYNONYMS
+from holdfast.cli.parser.synonyms import OPTIONS, SYNONYMS
 from holdfast.exit_codes import OPERATOR_ERROR
 from tests.cli.conftest import Command, environment
 
@@ -97,6 +97,30 @@ def test_every_synonym_leads_to_a_command_that_exists(path: str) -> None:
             command = command.commands[words.pop(0)]
         options = {name for one in command.get_params(click.Context(command, **app.context_settings)) for name in one.opts}
         assert options >= set(words), meant
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["node", "cordon", "node-0", "--because", "x"], "--reason"),
+        (["node", "approve", "1", "--refuse"], "--deny"),
+        (["stop", "gpt", "--deadline", "30s"], "--timeout"),
+        (["logs", "gpt", "--tail", "5"], "--lines"),
+        (["logs", "gpt", "--folow"], "--follow"),
+    ],
+    ids=lambda value: value[-2] if isinstance(value, list) else value,
+)
+def test_an_unknown_option_suggests_the_one_that_is_meant(words: list[str], meant: str, here: Command) -> None:
+    """By its meaning elsewhere, or by its spelling."""
+    done = here(*words)
+    assert (done.returncode, f"Did you mean '{meant}'?" in done.stderr) == (OPERATOR_ERROR, True), done.stderr
+
+
+def test_every_synonym_of_an_option_leads_to_one_that_exists() -> None:
+    """And is not the name of one."""
+    every = {name for one in LEAVES.values() for option in one.params for name in option.opts}
+    assert not set(OPTIONS) & every
+    assert every >= set(OPTIONS.values())
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,11 @@ def a_check(mark: CheckMark = CheckMark.PASSED, **fields: Any) -> Check:
 
 
 BEYOND = {
-    "disk": ({"written MB/s": 99.0}, "its disk wrote 99 MB/s, at least 100 are needed"),
-    "sending": ({"sent MB/s": 10.0, "received MB/s": 60.0}, "it sent 10 MB/s"),
+    "disk": ({"written MB/s": 99.0}, "its disk wrote 99 MB/s, at least 100 MB/s is needed"),
+    "sending": ({"sent MB/s": 10.0, "received MB/s": 60.0}, "it sent 10 MB/s, at least 50 MB/s is needed"),
     "receiving": ({"sent MB/s": 60.0, "received MB/s": 10.0}, "it received 10 MB/s"),
-    "latency": ({"round trip ms": 2.5}, "took 2.5 ms, at most 2 are allowed"),
-    "clock behind": ({"offset s": -1.4, "uncertain s": 0.1}, "off by -1.4 s"),
+    "latency": ({"round trip ms": 2.5}, "took 2.5 ms, at most 2 ms is allowed"),
+    "clock behind": ({"offset s": -1.4, "uncertain s": 0.1}, "off by -1.4 s, at most 1 s is allowed"),
 }
 
 

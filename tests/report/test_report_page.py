@@ -15,6 +15,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from sqlmodel import select
 
 from holdfast.accounting.bill import Bill, Mean, bill
 from holdfast.accounting.ledger import Ledger, TimeCategory
@@ -22,7 +23,7 @@ from holdfast.accounting.losses import FailureCosts, losses
 from holdfast.accounting.timeline_reader import COMPUTE
 from holdfast.detectors.catalogue import CATALOGUE
 from holdfast.errors import NotWritable
-from holdfast.history.models import FaultRecord, Incident, IncidentDiagnosis, Job, JobEvent, JobTransition, NodeStatusChange
+from holdfast.history.models import FaultRecord, Generation, Incident, IncidentDiagnosis, Job, JobEvent, JobTransition, NodeStatusChange
 from holdfast.history.store import History
 from holdfast.report import memory, write_cost, write_report
 from holdfast.report.case import IncidentCase
@@ -385,6 +386,23 @@ def test_the_lane_of_the_job_shows_as_much_downtime_as_the_accounts(story_of: Ca
     assert down == pytest.approx(story.losses.downtime_s, abs=0.01)
     late = sum(one.end - one.start for one in spans if one.color is SvgTheme.NOT_DETECTED)
     assert late == pytest.approx(sum(case.incident.detected_at - case.incident.fault_at for case in story.cases), abs=0.01)
+
+
+def test_a_job_that_trains_before_its_controller_has_attached_is_not_drawn_as_launching(history: History) -> None:
+    """Ranks start before Prefect does: the lane begins to train where the accounts end the startup."""
+    on = filled.launched(history)
+    on.train(until=10)
+    job = on.write()
+    with history.session() as session:
+        generation = session.exec(select(Generation)).one()
+        generation.first_step_at = filled.BEGAN + 1.5
+        session.add(generation)
+        session.commit()
+    story = read_history(history, job, now=on.clock)
+    launching = [one for one in job_spans(story) if one.color is SvgTheme.STARTING and one.end > one.start]
+    assert max(one.end for one in launching) == pytest.approx(1.5)
+    running = next(one.at for one in story.transitions if one.after == "RUNNING") - filled.BEGAN
+    assert any((one.start, one.end) == pytest.approx((1.5, running)) and "trains for" in one.tip for one in job_spans(story))
 
 
 def test_a_forwarded_page_describes_itself_and_names_no_secret(history: History) -> None:

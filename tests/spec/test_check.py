@@ -141,7 +141,7 @@ def on_hosts(nodes: str, tmp_path: Path) -> list[str]:
 )
 def test_a_job_selects_nodes_by_labels(nodes: str, wrong: list[str], tmp_path: Path) -> None:
     """Too few matching nodes are reported before anything starts."""
-    assert [one.partition(": ")[2] for one in on_hosts(nodes, tmp_path)] == wrong
+    assert [one.split(": ", 2)[2] for one in on_hosts(nodes, tmp_path)] == wrong
 
 
 @pytest.fixture

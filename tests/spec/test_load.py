@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import BadFile, Problem
-from holdfast.spec import LocalCluster, load_cluster, load_job
+from holdfast.spec import LocalCluster, load_cluster, load_job, review
 from holdfast.spec.files.load import kind_of_file
 from tests.mentions import mentions
 
@@ -72,6 +72,23 @@ def test_all_problems_are_reported_with_their_lines(file: Any) -> None:
     assert found["nproc_per_node"].reason.startswith("line 4")
 
 
+def test_what_this_machine_lacks_is_reported_with_its_line(file: Any) -> None:
+    """And what is missing in a part of the file, with the line of that part."""
+    path = file(
+        "name: a\nscript: gone.py\npython: /no/python\nnnodes: 9\npreflight: maybe\npolicy: gone.yaml\n"
+        "checkpoint:\n  directory: /proc/x\ncluster:\n  nodes: 2\n"
+    )
+    found = {problem.field: problem.reason.partition(":")[0] for problem in review(path).problems}
+    assert found == {
+        "script": "line 2", "python": "line 3", "nnodes": "line 4", "preflight": "line 5", "policy": "line 6",
+        "checkpoint.directory": "line 8",
+    }  # fmt: skip
+    (missing,) = review(file("name: a\ncommand: [sh]\ncluster:\n  kind: ssh\n")).problems
+    assert (missing.field, missing.reason) == ("cluster.hosts", "line 3: is missing")
+    (missing,) = review(file("name: a\ncommand: [sh]\ncheckpoint: {interval: 5}\ncluster: {kind: slurm}\n")).problems
+    assert missing.reason.startswith("line 3")
+
+
 @pytest.mark.parametrize(
     ("content", "field", "words"),
     [
@@ -98,6 +115,9 @@ def test_all_problems_are_reported_with_their_lines(file: Any) -> None:
         ("name: a\nscript: b\ncluster: 3\n", "cluster", "holds no fields"),
         ("name: a\nscript: b\ncluster: {kind: kubernetes}\n", "cluster.kind", "kubernetes"),
         ("name: a\ncommand: python train.py\n", "command", "is not"),
+        ("name: 3\nscript: b\n", "name", "3 is not text"),
+        ("name: a\nscript: b\npreflight: maybe\n", "preflight", "is neither true nor false"),
+        ("name: a\nscript: b\ntimeouts: {hang_multiplier: much}\n", "timeouts.hang_multiplier", "is not a number"),
         ("script: b\n", "name", "is missing"),
         ("name: a\n", "script", "nothing to run"),
         ("name: a\nscript: b\nargs: [~]\n", "args[0]", "None is not"),
@@ -159,7 +179,7 @@ def test_a_python_file_that_is_nested_too_deeply_is_reported(file: Any) -> None:
 def test_a_training_script_is_not_run_by_mistake(file: Any, tmp_path: Path) -> None:
     """`holdfast run train.py` explains itself instead of training in the wrong place."""
     found = problems_of(file(f"open({str(tmp_path / 'trace')!r}, 'w')\n", "train.py"))
-    assert "script: train.py" in found["job"].cure
+    assert mentions(found["job"].cure, "`holdfast run train.py`", "`holdfast init train.py`")
     assert not (tmp_path / "trace").exists()
 
 

@@ -75,6 +75,13 @@ def test_words_of_each_family_name_the_field(words: dict[str, str], model: type[
         assert cure(model, word).startswith("Use ")
 
 
+@pytest.mark.parametrize("word", ["nodes", "ranks", "ntasks-per-node", "spare_nodes"])
+@pytest.mark.parametrize("model", [SlurmCluster, SshCluster])
+def test_what_a_job_says_is_no_field_of_its_cluster(word: str, model: type[BaseModel]) -> None:
+    """The spelling of another field, such as `maintenance.nodes`, would mislead."""
+    assert cure(model, word).startswith(synonyms.OF_THE_JOB)
+
+
 @pytest.mark.parametrize("word", ["rdzv-backend", "master_addr", "node_rank", "tee", "image", "cpus-per-task"])
 def test_what_needs_no_field_says_why(word: str) -> None:
     """Removing it is right, and it is explained."""

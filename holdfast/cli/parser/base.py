@@ -16,7 +16,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from holdfast import __version__
-from holdfast.cli.parser.synonyms import SYNONYMS
+from holdfast.cli.parser.synonyms import OPTIONS, SYNONYMS
 from holdfast.errors import cut
 from holdfast.log import FORMAT, FORMATS
 
@@ -79,6 +79,14 @@ class Duration(click.ParamType[float]):
         if seconds < 0 or (seconds == 0 and not self.zero):
             self.fail(f"'{cut(str(value))}' is not a duration{'' if self.zero else ' above zero'}. {DURATION_CURE}.", param, ctx)
         return seconds
+
+
+class Seconds(Duration):
+    """A duration, or a bare number, which torchrun's options mean as seconds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 (click's signature)
+        """Return the seconds; refuse what is no duration."""
+        return super().convert(f"{value}s" if str(value).strip().isdecimal() else value, param, ctx)
 
 
 class Since(click.ParamType[float]):
@@ -182,6 +190,20 @@ def suggestion(path: str, given: str, known: Mapping[str, click.Command]) -> str
     return SYNONYMS[""].get(word)
 
 
+class Command(click.Command):
+    """A command that answers an unknown option with the one of the same meaning, if it has that."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse *args*."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            meant = OPTIONS.get(error.option_name)
+            if meant is not None and any(meant in one.opts for one in self.params):
+                raise click.NoSuchOption(error.option_name, f"{error.message} Did you mean '{meant}'?", ctx=ctx) from None
+            raise
+
+
 class _Root(Group):
     """The program: its commands stand under headings."""
 
@@ -240,11 +262,14 @@ def _log_format(context: click.Context, _option: click.Parameter, wanted: str | 
         raise click.UsageError(f"{FORMAT} is '{os.environ[FORMAT]}'; it must be {' or '.join(FORMATS)}")
 
 
-def picture_file(context: click.Context, _option: click.Parameter, output: Path | None) -> Path | None:
+def picture_file(context: click.Context, option: click.Parameter, output: Path | None) -> Path | None:
     """Refuse a file that is not of a kind that can be drawn."""
-    if context.params.get("profile", True) and output is not None and output.suffix.lower() not in {".html", ".png", ".svg"}:
-        raise click.BadParameter(f"'{output}' does not end in .html, .png or .svg. Choose one of them.", param_hint="'--output'")
-    return output
+    drawn = context.params.get("profile", True)
+    if output is None or output.suffix.lower() in ({".html", ".png", ".svg"} if drawn else {".html", ".htm"}):
+        return output
+    if not drawn:
+        raise click.BadParameter(f"'{output}' does not end in .html, and a report is such a page. Change the suffix.", context, option)
+    raise click.BadParameter(f"'{output}' does not end in .html, .png or .svg. Choose one of them.", context, option)
 
 
 def command(
@@ -253,7 +278,7 @@ def command(
     group: click.Group | None = None,
     name: str | None = None,
     json: bool = True,
-    cls: type[click.Command] = click.Command,
+    cls: type[click.Command] = Command,
 ) -> Callable[[Callable[[], None]], click.Command]:
     """Declare a command with the name and help of the decorated function, *examples*, and the option `--json`.
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from holdfast.cli.parser.base import completes, from_zero
+from holdfast.cli.parser.base import Command, Seconds, completes, from_zero
 
 JOB_FILES: Final = frozenset({".yaml", ".yml", ".json"})
 STARTED_ONCE: Final = "Holdfast starts the ranks on all nodes and connects them: run it once, not on every node, and leave this option out"
@@ -59,7 +59,7 @@ def is_job_file(target: str) -> bool:
     return "job" in stored and "TrainingJob" in names
 
 
-class LaunchCommand(click.Command):
+class LaunchCommand(Command):
     """A command whose arguments end with a script and those of the script; options may be written with underscores, as torchrun's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -114,6 +114,7 @@ def job_options(declared: Callable[..., None]) -> Callable[..., None]:
     return declared
 
 
+SECONDS: Final = Seconds(zero=True)
 _OPTIONS: Final[tuple[Callable[[Any], Any], ...]] = (
     click.argument("target", type=click.Path(), metavar="SCRIPT|JOB_FILE"),
     click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENT]..."),
@@ -124,7 +125,7 @@ _OPTIONS: Final[tuple[Callable[[Any], Any], ...]] = (
     click.option("--no-python", is_flag=True, help="SCRIPT is a program, started directly."),
     click.option("--run-path", is_flag=True, help="No effect: a script always runs in the interpreter that forked it.", hidden=True),
     click.option("--standalone", is_flag=True, help="Use this machine alone, within a Slurm job too."),
-    click.option("--shutdown-timeout", type=from_zero, metavar="SECONDS", help="From SIGTERM to SIGKILL after a stop; default: 10."),
+    click.option("--shutdown-timeout", type=SECONDS, metavar="SECONDS", help="From SIGTERM to SIGKILL after a stop; default: 10s."),
     click.option("--name", metavar="NAME", help="Name of the job; default: that of the script."),
     click.option("--spare-nodes", type=from_zero, metavar="N", help="Additional nodes that replace lost ones; default: 0."),
     click.option("--hot-spares", metavar="N", help="Warm processes that replace lost ranks; default: `auto`."),

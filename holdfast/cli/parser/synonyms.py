@@ -167,3 +167,21 @@ SYNONYMS: Final[Mapping[str, Mapping[str, str]]] = {
     "admin": {"prometheus": "admin metrics", "bundle": "admin support-bundle", "completions": "admin completion"},
 }
 """For the program ("") and each of its groups: a word, and the command that is meant."""
+
+OPTIONS: Final[Mapping[str, str]] = {
+    "--because": "--reason",
+    "--message": "--reason",
+    "--refuse": "--deny",
+    "--reject": "--deny",
+    "--deadline": "--timeout",
+    "--wait": "--timeout",
+    "--tail": "--lines",
+    "--out": "--output",
+    "--file": "--output",
+    "--ranks": "--rank",
+    "--nodes": "--node",
+    "--duration": "--for",
+    "--watch": "--follow",
+    "--format": "--json",
+}
+"""An option of other programs or of version 0.1, and ours with that meaning, in commands that have it."""

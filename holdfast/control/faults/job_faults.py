@@ -154,7 +154,7 @@ class JobFaults:
         if missing:
             return "; ".join(f"the agent of {node} is unreachable: {why}" for node, why in missing.items())
         found = self.acting()
-        return f"{found[0].kind} of {found[0].target}: {found[0].quote}" if found else None
+        return f"{found[0].kind} of {found[0].place}: {found[0].quote}" if found else None
 
     # -- periodic checks ----------------------------------------------------------------------------------------------
 

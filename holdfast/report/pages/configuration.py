@@ -18,6 +18,7 @@ from holdfast.history.health_samples import latest_health
 from holdfast.history.models import Job
 from holdfast.report.text import wording
 from holdfast.spec import TrainingJob, cluster_of
+from holdfast.spec.launch_options import fields_of_cluster, fields_of_job
 from holdfast.support.redactor import Redactor
 
 HIDDEN_VALUES: Final = frozenset({"env", "headers"})
@@ -127,17 +128,16 @@ def size(spec: Mapping[str, Any]) -> str:
 def _job_file(spec: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the job's fields without those that have their default value; all of them if this version cannot read them."""
     try:
-        return TrainingJob.model_validate(spec).model_dump(mode="json", exclude_defaults=True)
+        return fields_of_job(TrainingJob.model_validate(spec))
     except ValidationError:
         return spec
 
 
 def _cluster_file(cluster: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
-        read = cluster_of(dict(cluster))
+        found = fields_of_cluster(cluster_of(dict(cluster)))
     except ValidationError:
         return cluster
-    found = {"kind": read.kind, **read.model_dump(mode="json", exclude_defaults=True)}
     hosts = found.get("hosts")
     if isinstance(hosts, list) and len(hosts) > MOST_HOSTS:
         found["hosts"] = [*hosts[:MOST_HOSTS], f"and {len(hosts) - MOST_HOSTS} more"]

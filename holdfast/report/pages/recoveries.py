@@ -98,7 +98,7 @@ def _name(on: Drawing, bar: Bar, height: float, *, left: float, link: str) -> No
     """Write the incident's number and kind at this *height*, from *left* on (in shares of the axis)."""
     incident, aligned = bar.case.incident, on.axes.get_yaxis_transform()
     number = f"{incident.number}"
-    tip = on.tip(f"incident {number}: {incident.kind} on {incident.target}", link=link)
+    tip = on.tip(f"incident {number}: {incident.kind} on {wording.on_target(incident.target)}", link=link)
     badge(on, (left + 11 / on.box.columns, height), number, transform=aligned, gid=tip)
     left += (22 + 6 * len(number)) / on.box.columns
     name = shortened(incident.kind)

@@ -358,11 +358,12 @@ def _loose_faults(history: JobHistory) -> dict[str, Any]:
     kinds: dict[str, list[FaultRecord]] = {}
     for fault in history.loose_faults:
         kinds.setdefault(fault.kind, []).append(fault)
-    rows = [
-        {"fault": found[0], "times": len(found), "targets": wording.listing(dict.fromkeys(one.target for one in found), MOST_TARGETS)}
-        for found in kinds.values()
-    ]
+    rows = [{"fault": found[0], "times": len(found), "targets": _targets(found)} for found in kinds.values()]
     return {"rows": rows[:MOST_ROWS], "more": len(rows[MOST_ROWS:])}
+
+
+def _targets(faults: list[FaultRecord]) -> str:
+    return wording.listing(dict.fromkeys(wording.on_target(one.target) for one in faults), MOST_TARGETS)
 
 
 def _memory_problems(history: JobHistory) -> list[dict[str, Any]]:

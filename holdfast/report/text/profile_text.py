@@ -88,7 +88,7 @@ def _longest(one: RankProfile) -> str:
 
 def kind_rows(profile: JobProfile) -> tuple[Sequence[str], list[list[str]]]:
     """Return head and rows of the waits in each rank's newest step, by kind."""
-    head = ("RANK", "KIND", "WAITS", "SECONDS", "SHARE", "LONGEST", "AT", "PREDICTED")
+    head = ("RANK", "KIND", "WAITS", "TIME", "SHARE", "LONGEST", "AT", "PREDICTED")
     rows = []
     for one in sorted(profile.ranks, key=lambda one: one.rank):
         for place, kind in enumerate(one.kinds):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
@@ -29,6 +30,8 @@ SLURM: Final = ("scontrol", "squeue", "sbatch", "srun")
 """Commands without which no allocation can be used."""
 LOGIN: Final = ("key", "passphrase")
 """Fields of a machine that name files."""
+OUTER: Final = re.compile(r"(.+)(?:\.[^.]+|\[\d+\])", re.DOTALL)
+"""A field within another one, as `dotted` writes it."""
 FileKind = Literal["job", "cluster", "policy"]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -40,6 +43,8 @@ class Draft:
     job: TrainingJob | None = None
     cluster: Cluster | None = None
     problems: list[Problem] = field(default_factory=list)
+    document: Document | None = None
+    """Where the fields of the job stand; None for a job that was not read from YAML."""
 
 
 def load_job(path: str | os.PathLike[str]) -> tuple[TrainingJob, Cluster | None]:
@@ -101,6 +106,15 @@ def review(
 
     A cluster file replaces the job's own cluster; a default one only stands in where the job names none.
     """
+    return checked(draft_of(job_file, cluster_file, default_cluster))
+
+
+def draft_of(
+    job_file: str | os.PathLike[str],
+    cluster_file: str | os.PathLike[str] | None = None,
+    default_cluster: str | os.PathLike[str] | None = None,
+) -> Draft:
+    """Read a job file as `review` does, and leave out whether this machine and the cluster have what the job needs."""
     draft = _job_draft(Path(job_file))
     names_one = draft.cluster is not None or any(problem.field.partition(".")[0] == "cluster" for problem in draft.problems)
     cluster_file = cluster_file or (None if names_one else default_cluster)
@@ -110,9 +124,16 @@ def review(
         draft.problems += other.problems
     elif not names_one:
         choose_cluster(draft)
+    return draft
+
+
+def checked(draft: Draft, elsewhere: Container[str] = ()) -> Draft:
+    """Add the problems that keep the job from running here now, with their lines, except of fields that were set *elsewhere*."""
     if draft.job is not None:
         reported = {problem.field for problem in draft.problems}
-        draft.problems += [problem for problem in checks(draft.job, draft.cluster or LocalCluster()) if problem.field not in reported]
+        found = [problem for problem in checks(draft.job, draft.cluster or LocalCluster()) if problem.field not in reported]
+        lines = draft.document
+        draft.problems += [one if lines is None or one.field.partition(".")[0] in elsewhere else located(lines, one) for one in found]
     return draft
 
 
@@ -168,12 +189,12 @@ def _job_draft(path: Path) -> Draft:
             _expect_models(found)
             draft.job, draft.cluster = found["job"], found["cluster"]
         else:
-            lines = read_yaml(path)
-            fields = fields_of(lines)
+            draft.document = read_yaml(path)
+            fields = fields_of(draft.document)
             _expect_a_job(fields, path)
             if "cluster" in fields:
-                draft.cluster = _cluster(fields.pop("cluster"), draft.problems, lines, "cluster")
-            draft.job = validated(TrainingJob, fields, draft.problems, lines)
+                draft.cluster = _cluster(fields.pop("cluster"), draft.problems, draft.document, "cluster")
+            draft.job = validated(TrainingJob, fields, draft.problems, draft.document)
     except Unreadable as error:
         draft.problems.append(error.problem)
     except ValidationError as error:
@@ -289,9 +310,13 @@ def validated(model: type[ModelT], fields: object, problems: list[Problem], docu
 
 
 def located(document: Document, problem: Problem, under: str = "") -> Problem:
-    """Return *problem* with its line in *document*."""
+    """Return *problem* with its line in *document*, or with that of the part to which a missing field belongs."""
     name = ".".join(part for part in (under, problem.field) if part and part != "file") or "file"
-    line = next((number for path, number in document.lines.items() if dotted(path) == name), None)
+    lines = {dotted(path): number for path, number in document.lines.items()}
+    place = name
+    while place not in lines and (outer := OUTER.match(place)):
+        place = outer[1]
+    line = lines.get(place)
     reason = problem.reason if line is None else f"line {line}: {problem.reason}"
     return Problem(field=name, reason=reason, cure=problem.cure)
 

@@ -23,6 +23,8 @@ from holdfast.spec.files.yaml_text import Path
 CURES: Final[dict[str, str]] = {
     "missing": "Add it",
     "string_type": "Write text, in quotes if it looks like a number",
+    "bool_type": "Write true or false, without quotes",
+    "bool_parsing": "Write true or false, without quotes",
     "int_type": "Write an integer, without quotes",
     "int_parsing": "Write an integer",
     "float_type": "Write a number, without quotes",
@@ -177,6 +179,9 @@ def _reason(details: ErrorDetails) -> str:
     value, message = shown(repr(details["input"])), shown(details["msg"])
     reasons = {
         "missing": "is missing",
+        "string_type": f"{value} is not text",
+        "bool_type": f"{value} is neither true nor false",
+        "bool_parsing": f"{value} is neither true nor false",
         "model_type": f"{value} holds no fields",
         "model_attributes_type": f"{value} holds no fields",
         "dict_type": f"{value} holds no fields",
@@ -187,7 +192,7 @@ def _reason(details: ErrorDetails) -> str:
         lambda found: format_duration(timedelta(**{unit: int(number) for unit, number in _TIMEDELTA_PART.findall(found[0])})), message
     )
     wanted = message.removeprefix("Input should be ").replace("a valid integer", "an integer").replace("a valid list", "a list")
-    wanted = wanted.replace("a valid ", "")
+    wanted = wanted.replace("a valid ", "a ")
     return reasons.get(details["type"]) or (message if wanted == message else f"{value} is not {wanted}")
 
 

@@ -49,7 +49,8 @@ def _compiled(path: Path, text: str, name: str) -> types.CodeType:
     except (ValueError, RecursionError, MemoryError) as error:
         raise Unreadable(Problem(field="file", reason=f"not valid Python: {error}", cure="Fix the Python")) from error
     if name not in set(_names_set(tree)):
-        cure = f"Add `{name} = ...`; if this is the training script, write a YAML file with `name:` and `script: {path.name}`"
+        runs = f"`holdfast run {path.name}` runs it as it is, and `holdfast init {path.name}` writes a job file for it"
+        cure = f"Add `{name} = ...`; if this is the training script: {runs}"
         raise Unreadable(Problem(field=name, reason=f"the file sets no `{name}`", cure=cure))
     return code
 

@@ -70,6 +70,20 @@ SBATCH: Final[Table] = {
         "wrap": "command",
     }
 }
+OF_THE_JOB: Final = "Leave it out: a job has"
+IN_A_JOB: Final[Table] = {
+    "": {
+        "nodes": f"{OF_THE_JOB} it, as `nnodes`",
+        "num_nodes": f"{OF_THE_JOB} it, as `nnodes`",
+        "nnodes": f"{OF_THE_JOB} it, not a cluster",
+        "ranks": f"{OF_THE_JOB} them, as `nproc_per_node`",
+        "ntasks_per_node": f"{OF_THE_JOB} them, as `nproc_per_node`",
+        "nproc_per_node": f"{OF_THE_JOB} it, not a cluster",
+        "spare_nodes": f"{OF_THE_JOB} it, not a cluster",
+        "job_name": f"{OF_THE_JOB} it, as `name`",
+    }
+}
+"""What a cluster file does not say, because it is of each job. A local cluster has `nodes`."""
 SBATCH_CLUSTER: Final[Table] = {
     "": {
         "nodelist": "exclude",
@@ -248,7 +262,7 @@ VERSION_0_1_POLICY: Final[Table] = {
 }
 
 JOB: Final = (TORCHRUN, SBATCH, KUBERNETES, VERSION_0_1)
-CLUSTER: Final = (SBATCH_CLUSTER, KUBERNETES_CLUSTER, VERSION_0_1_CLUSTER)
+CLUSTER: Final = (IN_A_JOB, SBATCH_CLUSTER, KUBERNETES_CLUSTER, VERSION_0_1_CLUSTER)
 POLICY: Final = (VERSION_0_1_POLICY,)
 ACTIONS: Final = {
     "take-over": "replace-ranks",

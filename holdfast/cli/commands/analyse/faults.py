@@ -14,6 +14,7 @@ from holdfast.detectors.associations import ASSOCIATIONS, traits_of
 from holdfast.detectors.catalogue import AREAS, CATALOGUE, Area, Attribution, FaultKind, RecommendedAction
 from holdfast.errors import UnknownFault, UnknownOptionValue
 from holdfast.report.text.wording import plural
+from holdfast.spec.files import synonyms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,8 @@ def list_kinds(*, as_json: bool, **fields: str | None) -> int:
 def show_kind(kind: str, *, as_json: bool) -> int:
     """Explain one kind."""
     if kind not in CATALOGUE:
-        raise UnknownFault(kind, tuple(difflib.get_close_matches(kind, CATALOGUE, n=3, cutoff=0.4)))
+        old = synonyms.KINDS.get(kind)
+        raise UnknownFault(kind, (old,) if old else tuple(difflib.get_close_matches(kind, CATALOGUE, n=3, cutoff=0.4)))
     one = CATALOGUE[kind]
     if as_json:
         echo_json(record(one))

@@ -16,7 +16,7 @@ from holdfast.errors import BadFile, BadParameters, Problem
 from holdfast.history.models import Job
 from holdfast.report.text.wording import plural
 from holdfast.spec import Cluster, LocalCluster, TrainingJob
-from holdfast.spec.files.load import review
+from holdfast.spec.files.load import draft_of
 from holdfast.spec.files.problems import shown
 from holdfast.spec.launch_options import LaunchOptions, Program, change, review_options
 from holdfast.spec.nproc import counted
@@ -48,17 +48,22 @@ def launched(target: str, cluster_file: Path | None, default_cluster: Path | Non
         raise click.UsageError("--standalone and --cluster contradict each other: give one of them.")
     if options.program == "script" and is_job_file(target):
         _refuse_with_a_file(target, options, given)
-        draft = change(review(target, cluster_file, default_cluster), options)
+        draft = change(draft_of(target, cluster_file, default_cluster), options)
         if draft.problems or draft.job is None:
             raise BadFile(shown(target), tuple(draft.problems))
     else:
         draft = review_options(options, cluster_file or (None if options.standalone else default_cluster))
         if draft.problems or draft.job is None:
             raise BadParameters(tuple(draft.problems))
-        if misplaced := sorted(OWN.intersection(options.arguments)):
-            hint(f"{misplaced[0]} follows the script, so the script gets it. Options of `holdfast run` stand before the script")
+        warn_of_misplaced(options)
     cluster = draft.cluster or LocalCluster()
     return counted(draft.job, cluster), cluster
+
+
+def warn_of_misplaced(options: LaunchOptions) -> None:
+    """Say so if the script gets what looks like an option of ours."""
+    if misplaced := sorted(OWN.intersection(options.arguments)):
+        hint(f"{misplaced[0]} follows the script, so the script gets it. Options of `holdfast` stand before the script")
 
 
 def _refuse_with_a_file(target: str, options: LaunchOptions, given: Mapping[str, Any]) -> None:

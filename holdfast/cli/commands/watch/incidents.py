@@ -70,7 +70,7 @@ def incident_table(incidents: Sequence[Incident], zero: float) -> None:
             duration(one.downtime_s),
             NOTHING if one.steps_lost is None else plural(one.steps_lost, "step"),
             one.kind,
-            one.target,
+            on_target(one.target),
         ]
         for one in incidents
     ]

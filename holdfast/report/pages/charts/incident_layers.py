@@ -44,4 +44,5 @@ def marks_in_time(job: JobHistory) -> list[AxisMark]:
 def mark(job: JobHistory, case: IncidentCase, x: float) -> AxisMark:
     """Return the mark of an incident at position *x*; it leads to the incident's card."""
     one = case.incident
-    return AxisMark(number=one.number, x=max(0.0, x), text=f"incident {one.number}: {one.kind} on {one.target}", link=job.anchor(one))
+    text = f"incident {one.number}: {one.kind} on {wording.on_target(one.target)}"
+    return AxisMark(number=one.number, x=max(0.0, x), text=text, link=job.anchor(one))

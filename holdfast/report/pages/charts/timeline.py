@@ -8,6 +8,7 @@ from typing import Final
 
 from markupsafe import Markup
 
+from holdfast.policies.states import State
 from holdfast.report.pages.charts.axes import incident_marks, since_submission, time_axis
 from holdfast.report.pages.charts.drawing import Drawing, DrawingBox, SvgTheme, drawing, svg
 from holdfast.report.pages.charts.incident_layers import marks_in_time
@@ -102,12 +103,12 @@ def job_spans(job: JobHistory) -> list[TimelineSpan]:
     return spans
 
 
-def _overlaid(spans: Sequence[TimelineSpan], over: TimelineSpan) -> list[TimelineSpan]:
-    """Return *spans* with *over* in place of the running that it covers; other states stay, because they say more."""
+def _overlaid(spans: Sequence[TimelineSpan], over: TimelineSpan, under: SvgTheme = SvgTheme.TRAINING) -> list[TimelineSpan]:
+    """Return *spans* with *over* in place of what it covers of those in the colour *under*; other states stay, because they say more."""
     found = []
     for one in spans:
         begin, end = max(one.start, over.start), min(one.end, over.end)
-        if one.color is not SvgTheme.TRAINING or begin >= end:
+        if one.color is not under or begin >= end:
             found.append(one)
             continue
         found += [replace(one, end=begin)] if begin > one.start else []
@@ -126,7 +127,15 @@ def _states(job: JobHistory) -> list[TimelineSpan]:
         label = one.after.lower() if color is SvgTheme.TRAINING else ""
         tip = f"{one.after.lower()} for {wording.duration(end - one.at)}: {one.reason}"
         found.append(TimelineSpan(start=one.at - zero, end=end - zero, color=color, label=label, tip=tip))
-    return found
+    return _overlaid(found, _before_the_controller(job), SvgTheme.STARTING)
+
+
+def _before_the_controller(job: JobHistory) -> TimelineSpan:
+    """Return the span in which the job trains and is still launching: ranks start before Prefect does, whose flow follows their state."""
+    begin = min((one.first_step_at for one in job.generations[:1] if one.first_step_at is not None), default=job.end) - job.job.at
+    end = next((one.at for one in job.transitions if one.after == State.RUNNING), job.end) - job.job.at
+    tip = f"trains for {wording.duration(max(0.0, end - begin))} before its controller has attached"
+    return TimelineSpan(start=begin, end=end, color=SvgTheme.TRAINING, label="", tip=tip)
 
 
 def states(spans: Sequence[TimelineSpan]) -> list[tuple[SvgTheme, str]]:
