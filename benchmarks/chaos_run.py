@@ -71,7 +71,7 @@ class ChaosRun:
             self.wreak(havoc)
             last = self.end(job)
             left = job.left()
-            found = {**self.told(havoc), "steps": last, "processes_left": left, **self.compare(job, last)}
+            found = {**self.summary(havoc), "steps": last, "processes_left": left, **self.compare(job, last)}
         finally:
             job.close()
             if own_disk:
@@ -127,7 +127,7 @@ class ChaosRun:
 
     # -- what came of it ----------------------------------------------------------------------------------------------
 
-    def told(self, havoc: Havoc) -> dict[str, Any]:
+    def summary(self, havoc: Havoc) -> dict[str, Any]:
         """Return what happened, and how it was answered."""
         job = havoc.job
         rows = job.incidents()

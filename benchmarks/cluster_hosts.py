@@ -127,7 +127,7 @@ def reconnect(folder: Path, environment: dict[str, str], rounds: int) -> Iterato
 
 def history_has(job: HostJob, newest: int) -> None:
     """Wait until the history has a step after *newest*."""
-    wait_for(lambda: told(job) > newest, f"a step after {newest} in the history")
+    wait_for(lambda: newest_step(job) > newest, f"a step after {newest} in the history")
 
 
 def steered_anew(job: HostJob, epoch: int) -> None:
@@ -140,7 +140,7 @@ def steered_anew(job: HostJob, epoch: int) -> None:
     wait_for(taken, "another holder of the lease")
 
 
-def told(job: HostJob) -> int:
+def newest_step(job: HostJob) -> int:
     """Return the newest step that the history has."""
     newest = queries.last_step(job.history, job.row.id)
     return newest.step if newest is not None else 0
@@ -148,7 +148,7 @@ def told(job: HostJob) -> int:
 
 def takeover(folder: Path, environment: dict[str, str], rounds: int) -> Iterator[Line]:
     """Yield how soon a flow that stands by steers a job whose flow was killed."""
-    held, heard = [], []
+    held, resumed = [], []
     with Rack(folder / "rack", 4, memory=SPARE_MEMORY) as rack:
         set_up(rack)
         with running(rack, folder / "job", environment, []) as job:
@@ -163,12 +163,12 @@ def takeover(folder: Path, environment: dict[str, str], rounds: int) -> Iterator
                 steered_anew(job, lease.epoch)
                 held.append(time.time() - at)
                 history_has(job, newest)
-                heard.append(time.time() - at)
+                resumed.append(time.time() - at)
                 job.runs(QUIET)
                 flow = following
             incidents = len(job.incidents())
     yield row("failover from a dead controller, until its place is taken", held, TAKEOVER, incidents=incidents)
-    yield row("failover from a dead controller, until the history goes on", heard, TAKEOVER, incidents=incidents)
+    yield row("failover from a dead controller, until the history goes on", resumed, TAKEOVER, incidents=incidents)
 
 
 def launch(count: int, folder: Path, environment: dict[str, str], rounds: int) -> Iterator[Line]:

@@ -55,7 +55,7 @@ class ControlChaos:
         """Play *count* rounds, with *only* these parts where some are named; return what came of them."""
         with Rack(self.place / "rack", NODES) as rack:
             set_up(rack)
-            return told(self._rounds(rack, count, only or DRAWN), self.seed)
+            return summary_of(self._rounds(rack, count, only or DRAWN), self.seed)
 
     def _rounds(self, rack: Rack, count: int, drawn: list[tuple[str, ...]]) -> list[dict[str, Any]]:
         self.plane.deploy()
@@ -224,7 +224,7 @@ def state_at(job: HostsJob, at: float) -> str:
     return before[-1] if before else ""
 
 
-def told(rounds: list[dict[str, Any]], seed: int) -> dict[str, Any]:
+def summary_of(rounds: list[dict[str, Any]], seed: int) -> dict[str, Any]:
     """Return the line of the chaos: how many rounds kept all guarantees."""
     bad = [one for one in rounds if one["broken"]]
     parts = Counter(one["parts"] for one in rounds)

@@ -49,9 +49,9 @@ TURNS: Final = 4
 
 def a_line(key: str, values: Sequence[float], goal: dict[str, float] | None, **details: Any) -> dict[str, Any]:  # noqa: ANN401 (JSON)
     """Return what the result says of *values* (seconds): their spread, and whether each goal was met."""
-    told = spread(values)
-    met = None if goal is None or not values else all(told[name] <= most for name, most in goal.items())
-    return {"key": key, **told, "goal": goal, "met": met, **details}
+    figures = spread(values)
+    met = None if goal is None or not values else all(figures[name] <= most for name, most in goal.items())
+    return {"key": key, **figures, "goal": goal, "met": met, **details}
 
 
 def actions(folder: Path, environment: dict[str, str], rounds: int, keys: set[str]) -> list[dict[str, Any]]:
@@ -102,8 +102,8 @@ def chaos(folder: Path, environment: dict[str, str], given: argparse.Namespace) 
     try:
         found = run.play()
     except (Broken, FlowEnded, TimeoutError) as error:
-        told = {**spread([]), "goal": "every promise", "met": False, "faults": run.done, "seed": given.seed, "why": str(error)}
-        return [{"key": "chaos", **told}]
+        figures = {**spread([]), "goal": "every promise", "met": False, "faults": run.done, "seed": given.seed, "why": str(error)}
+        return [{"key": "chaos", **figures}]
     broken = promises(found)
     downtimes = found.pop("downtime")
     whole = {"key": "chaos", **downtimes, "unit": "s of downtime", "goal": "every promise", "met": not any(broken.values()), **found}

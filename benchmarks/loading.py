@@ -65,11 +65,11 @@ class Loads:
             if source == "disk":
                 evict(self._disk)
             resident = cached(self._disk)
-        told = self._run(0, given)
-        step = told["resumed"]["step"]
-        if step != (STEPS if source.startswith("disk") else STEPS - 1) or bool(told["resumed"]["path"]) != source.startswith("disk"):
-            raise RuntimeError(f"the state did not come from {source}: {told}")
-        return {"source": source, "seconds": told["mark"]["seconds"], "cached": resident}
+        result = self._run(0, given)
+        step = result["resumed"]["step"]
+        if step != (STEPS if source.startswith("disk") else STEPS - 1) or bool(result["resumed"]["path"]) != source.startswith("disk"):
+            raise RuntimeError(f"the state did not come from {source}: {result}")
+        return {"source": source, "seconds": result["mark"]["seconds"], "cached": resident}
 
     def _run(self, until: int, given: Mapping[str, str]) -> dict[str, Any]:
         """Run a process to its end; return what it said of its start."""
@@ -140,10 +140,10 @@ def rounds(number: int, megabytes: int, disk: Path) -> tuple[list[dict[str, Any]
             size = loads.train()
             for count in range(number + 1):
                 for source in order.sample(SOURCES, len(SOURCES)):
-                    told = loads.load(source)
-                    print(f"load: {told}", flush=True)
+                    result = loads.load(source)
+                    print(f"load: {result}", flush=True)
                     if count:  # the first round warms whatever can be warmed
-                        found.append(told)
+                        found.append(result)
         finally:
             loads.close()
         return found, {"state_MB": round(size / 1e6, 1), "disk": file_system(Path(folder))}

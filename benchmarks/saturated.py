@@ -132,5 +132,5 @@ def rounds(place: Path, count: int) -> tuple[list[dict[str, dict[str, float]]], 
         return found, jobs["snapshots"].last()
 
 
-def _brief(told: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in told.items() if name not in ("steps", "cpu")}
+def _brief(reported: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in reported.items() if name not in ("steps", "cpu")}

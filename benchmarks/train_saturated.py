@@ -59,7 +59,7 @@ def kept(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Trainin
             present.end()
             present = next(steps)
 
-        def told() -> dict[str, Any]:
+        def stats() -> dict[str, Any]:
             snapshotter = session._snapshotter  # noqa: SLF001 (what a user sees in `holdfast status`)
             if snapshotter is None:
                 return {}
@@ -72,7 +72,7 @@ def kept(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Trainin
             if session._snapshotter is not None:  # noqa: SLF001 (what a user never does)
                 session._snapshotter.enabled = on  # noqa: SLF001
 
-        yield end, told, switch
+        yield end, stats, switch
 
 
 def main() -> None:
@@ -94,7 +94,7 @@ def main() -> None:
     model = DDP(network(given.width))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     batch = torch.randn(given.rows, given.width)
-    with (plain if given.plain else kept)(model, optimizer) as (end, told, switch), (given.place / f"rank-{rank}.jsonl").open("w") as out:
+    with (plain if given.plain else kept)(model, optimizer) as (end, stats, switch), (given.place / f"rank-{rank}.jsonl").open("w") as out:
         for number in range(1, 1_000_000):
             while not (given.place / f"go-{number}").exists():
                 if (given.place / "end").exists():
@@ -108,7 +108,7 @@ def main() -> None:
                 end()
                 ends.append(time.perf_counter())
             steps = [after - before for before, after in pairwise(ends)]
-            print(json.dumps({"steps": steps, "cpu": time.process_time() - used, **told()}), file=out, flush=True)
+            print(json.dumps({"steps": steps, "cpu": time.process_time() - used, **stats()}), file=out, flush=True)
 
 
 if __name__ == "__main__":

@@ -181,7 +181,7 @@ def main() -> None:
             for mode in order.sample(given.modes, len(given.modes))
         ]
         (given.place / f"rank-{rank}.json").write_text(
-            json.dumps({**_told(snapshotter), "blocks": blocks, "trace": trace and trace.events})
+            json.dumps({**_stats_of(snapshotter), "blocks": blocks, "trace": trace and trace.events})
         )
     shutil.rmtree(folder)
     sys.stdout.flush()
@@ -207,7 +207,7 @@ def _block(mode: str, count: int, train: Callable[[Callable[[], None]], None], s
     return {"steps": [end - begin for begin, end in pairwise(ends)], **{name: now[name] - before[name] for name in COUNTS}}
 
 
-def _told(snapshotter: Snapshotter) -> dict[str, Any]:
+def _stats_of(snapshotter: Snapshotter) -> dict[str, Any]:
     plan, profile = snapshotter.planning.plan, snapshotter.planning.profile
     reason = None if plan is None else {"overhead": plan.overhead, "reason": plan.reason}
     return {"size": snapshotter.counts.size, "step": profile.step, "idle": profile.idle, "plan": reason}

@@ -20,7 +20,7 @@ hello()
 for step in range(1, int(sys.argv[1]) + 1):
     say(t="saved", step=step, path="/" + "x" * 4000, seconds=0.1, size=step)
 say(t="finished", step=step)
-heard.read()
+incoming.read()
 """
 )
 """A worker that has much to tell: events of 4 KiB that no journal in memory holds all of."""
@@ -85,9 +85,9 @@ def test_a_reader_that_reconnects_gets_each_event_once(node: Node, flow: Flow) -
     seen: list[int] = []
     while not any(event["event"] == "finished" for event in flow.events):
         with node.flow().attach(seen[-1] if seen else 0) as reader:
-            reader.hear(0.05)
+            reader.receive(0.05)
             seen += numbers(reader)
-        flow.hear(0.01)
+        flow.receive(0.01)
     with node.flow().attach(seen[-1]) as reader:
         reader.ok("ping")
         seen += numbers(reader)
@@ -96,7 +96,7 @@ def test_a_reader_that_reconnects_gets_each_event_once(node: Node, flow: Flow) -
 
 def test_heartbeats_skip_a_reader_that_is_behind(node: Node, flow: Flow) -> None:
     """An old beat is worth nothing: they neither pile up nor hold events back."""
-    flow.prepare(node, [sys.executable, node.script(CLIENT + "hello(); heard.read()")])
+    flow.prepare(node, [sys.executable, node.script(CLIENT + "hello(); incoming.read()")])
     flow.start(1)
     flow.until(lambda: len(flow.heartbeats) > 2)
     beat = flow.heartbeats[-1]["ranks"]["0"]

@@ -167,8 +167,8 @@ while True:
 
 def unharmed(node: Node, flow: Flow, pid: int) -> None:
     """Assert that the agent serves its controller and keeps its worker."""
-    told = flow.ok("about", protocol=PROTOCOL)
-    assert (told["pid"], told["generation"], told["workers"]) == (node.agent, 1, {"0": pid})
+    answer = flow.ok("about", protocol=PROTOCOL)
+    assert (answer["pid"], answer["generation"], answer["workers"]) == (node.agent, 1, {"0": pid})
     flow.ok("ping")
     assert is_alive(pid, None)
 
@@ -179,11 +179,11 @@ def send_alone(node: Node, data: bytes) -> bytes:
         with suppress(BrokenPipeError, ConnectionResetError):  # it has heard enough
             sock.sendall(data)
             sock.shutdown(socket.SHUT_WR)
-        heard = b""
+        received = b""
         with suppress(ConnectionResetError):
             while more := sock.recv(65536):
-                heard += more
-        return heard
+                received += more
+        return received
 
 
 @given(data=some.binary(max_size=200) | some.lists(some.binary(max_size=40), max_size=4).map(b"\n".join))
@@ -227,7 +227,7 @@ def test_malformed_messages_of_a_worker_harm_nobody(steered: tuple[Node, Flow, i
     place.with_name("writing").write_bytes(b"".join(line for line in lines if b'"do"' not in line))
     place.with_name("writing").rename(place)
     while not done.exists():
-        flow.hear(0.01)
+        flow.receive(0.01)
     unharmed(node, flow, pid)
     for event in flow.events:
         assert isinstance(event.get("step", 0), int | None)
@@ -274,9 +274,9 @@ def test_a_refused_command_is_answered_with_what_to_do(
     """And changes nothing."""
     node, flow, pid = steered
     (answer,) = send_alone(node, encode({"id": 8, "epoch": 3, **order})).splitlines()
-    told = json.loads(answer)
-    assert (told["re"], told["ok"]) == (8, False)
-    assert mentions(told["why"], *named)
+    refusal = json.loads(answer)
+    assert (refusal["re"], refusal["ok"]) == (8, False)
+    assert mentions(refusal["why"], *named)
     unharmed(node, flow, pid)
 
 

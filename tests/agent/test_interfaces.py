@@ -24,8 +24,8 @@ def test_unauthenticated_clients_are_disconnected_and_the_measurement_goes_on() 
             stranger.sendall(knock)
             with suppress(ConnectionResetError):  # where more was said than heard
                 assert stranger.recv(1) == b""
-    told = bandwidth_to(HOST, door["port"], door["token"], 0.05)
-    assert told["bytes"] > 1 << 20
+    measured = bandwidth_to(HOST, door["port"], door["token"], 0.05)
+    assert measured["bytes"] > 1 << 20
 
 
 def test_slow_unauthenticated_clients_delay_no_measurement() -> None:
@@ -40,8 +40,8 @@ def test_slow_unauthenticated_clients_delay_no_measurement() -> None:
         thread.start()
         strangers.callback(thread.join)
         strangers.callback(over.set)
-        told = bandwidth_to(HOST, door["port"], door["token"], 0.05)
-    assert told["bytes"] > 1 << 20
+        measured = bandwidth_to(HOST, door["port"], door["token"], 0.05)
+    assert measured["bytes"] > 1 << 20
 
 
 def _trickled(line: socket.socket, over: threading.Event) -> None:

@@ -88,9 +88,9 @@ def test_a_file_that_comes_is_a_notice_and_one_that_goes_takes_it_back(node: Nod
     prepared(node, flow, file=str(tmp_path / "{node}.leaving"))
     path = tmp_path / "node.leaving"
     path.write_text("host maintenance at noon\n")
-    told = flow.wait("agent.preemption-notice")
-    assert told["seconds"] == 90.0
-    assert mentions(told["why"], path, "host maintenance at noon")
+    event = flow.wait("agent.preemption-notice")
+    assert event["seconds"] == 90.0
+    assert mentions(event["why"], path, "host maintenance at noon")
     path.unlink()
     flow.wait("agent.preemption-cancelled")
     assert sum(one["event"] == "agent.preemption-notice" for one in flow.events) == 1

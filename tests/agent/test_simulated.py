@@ -39,7 +39,7 @@ if not fresh:
     train(1)
     if not rank:
         say(t="roles", roles=[[0, 1]], recordings="here", copies=[])
-for line in heard:
+for line in incoming:
     message = json.loads(line)
     if message.get("do") == "abandon":
         say(t="broken", step=1, group="0", why="connection closed", generation=1)
@@ -64,10 +64,10 @@ class Talk:
     def wait(self, event: str, **facts: Any) -> Message:
         """Wait for an event."""
         while True:
-            _, told = self.event_queue.get(timeout=SECONDS)
-            self.events.append(told)
-            if told["event"] == event and facts.items() <= told.items():
-                return told
+            _, message = self.event_queue.get(timeout=SECONDS)
+            self.events.append(message)
+            if message["event"] == event and facts.items() <= message.items():
+                return message
 
     def go_through(self, plan: Message, kill: Callable[[int], object]) -> None:
         """Start two ranks, lose one, go on with a fresh one in its place, and stop."""
@@ -149,5 +149,5 @@ def test_a_simulated_agent_sends_what_a_real_one_sends(node: Node, simulated: Si
     for kind, fields in ours.items():
         assert fields.keys() == theirs[kind].keys(), kind
         for field, types in fields.items():
-            known, told = types - {"NoneType"}, theirs[kind][field] - {"NoneType"}
-            assert not known or not told or known & told, (kind, field, types, theirs[kind][field])
+            known, theirs_known = types - {"NoneType"}, theirs[kind][field] - {"NoneType"}
+            assert not known or not theirs_known or known & theirs_known, (kind, field, types, theirs[kind][field])

@@ -108,8 +108,8 @@ def a_job_trains(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_programs_get_every_figure(here: Command, book: History, small: Path) -> None:
     """Also for a node without cordons; it stays healthy."""
-    told = json.loads(here("node", "burn-in", "node-0", "--json", *QUICK).stdout)
-    (node,) = told["nodes"]
+    output = json.loads(here("node", "burn-in", "node-0", "--json", *QUICK).stdout)
+    (node,) = output["nodes"]
     assert (node["node"], node["outcome"], node["state"], node["for_a_hold"]) == ("node-0", "passed", "healthy", False)
     disk: dict[str, Any] = next(one for one in node["checks"] if one["name"] == "disk")
     assert disk["mark"] == "passed"

@@ -161,10 +161,10 @@ def test_the_blamed_peer_is_parsed_from_the_text(text: str, peers: set[str]) -> 
 def test_one_that_is_accused_by_its_own_node_alone_is_not() -> None:
     """And one observer is hearsay."""
     line = "NCCL WARN NET/IB : Got completion from peer n7<4791> with status=12"
-    told = [LogLine(text=line, node="n7", rank=rank, at=rank / 10) for rank in range(3)]
-    assert "peer-blamed" not in {fault.kind for fault in diagnose(see(told, HangLimits()), (), 8).secondary_failures}
-    told[0] = LogLine(text=line, node="n1", rank=0)
-    assert "peer-blamed" not in {fault.kind for fault in diagnose(see(told, HangLimits()), (), 8).secondary_failures}
+    lines = [LogLine(text=line, node="n7", rank=rank, at=rank / 10) for rank in range(3)]
+    assert "peer-blamed" not in {fault.kind for fault in diagnose(see(lines, HangLimits()), (), 8).secondary_failures}
+    lines[0] = LogLine(text=line, node="n1", rank=0)
+    assert "peer-blamed" not in {fault.kind for fault in diagnose(see(lines, HangLimits()), (), 8).secondary_failures}
 
 
 def test_last_output_is_matched_with_its_source() -> None:
@@ -188,9 +188,9 @@ def test_output_that_restates_the_exit_or_is_unspecific_is_omitted() -> None:
 def test_each_kind_is_reported_once_per_node() -> None:
     """Eight ranks that say the same are one witness."""
     message = "CUDA error: an illegal memory access was encountered"
-    told = said([an_error(f"n{rank // 8}", rank, at=rank / 10, type="RuntimeError", message=message) for rank in range(16)])
-    assert {fault.kind for fault in told} == {"cuda-illegal-address"}
-    assert [(fault.node, fault.rank) for fault in told] == [("n0", 0), ("n1", 8)]
+    reported = said([an_error(f"n{rank // 8}", rank, at=rank / 10, type="RuntimeError", message=message) for rank in range(16)])
+    assert {fault.kind for fault in reported} == {"cuda-illegal-address"}
+    assert [(fault.node, fault.rank) for fault in reported] == [("n0", 0), ("n1", 8)]
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,9 @@ def test_an_exception_in_the_output_speaks_where_no_report_does() -> None:
 
 def test_the_same_failure_has_one_signature_however_it_was_learned() -> None:
     """A worker started warm reports what one started cold prints, and Python leaves ``__main__`` away when it prints."""
-    told = WorkerException(type="__main__.Boom", message="x", traceback=TRACEBACK.replace("ValueError", "Boom"))
+    exception = WorkerException(type="__main__.Boom", message="x", traceback=TRACEBACK.replace("ValueError", "Boom"))
     printed = the_fault(an_end(code=1, output=TRACEBACK.replace("ValueError", "Boom")))
-    assert the_fault(an_end(code=1, raised=told)).signature == printed.signature
+    assert the_fault(an_end(code=1, raised=exception)).signature == printed.signature
 
 
 def test_a_traceback_does_not_explain_a_good_end() -> None:

@@ -66,9 +66,9 @@ def test_too_few_losses_say_nothing() -> None:
 
 def test_one_spike_is_one_fault_while_it_lasts() -> None:
     """Once it is what has been usual for long it is told no more, and the words that tell two apart are those of its begin."""
-    told = {fault.signature for last in range(3, 9) for fault in seen(run(*[9.0 + place / 100 for place in range(last)]))}
-    assert any(mentions(one, "loss-spike", "step 101") for one in told)
-    assert len(told) <= 6
+    signatures = {fault.signature for last in range(3, 9) for fault in seen(run(*[9.0 + place / 100 for place in range(last)]))}
+    assert any(mentions(one, "loss-spike", "step 101") for one in signatures)
+    assert len(signatures) <= 6
     assert seen(run(*[9.0 + (place % 3) / 10 for place in range(80)])) == []
 
 

@@ -58,16 +58,16 @@ def packed(message: object) -> bytes:
 
 @given(data=some.binary(max_size=200))
 @SOCKETS
-def test_a_stranger_is_told_nothing(node: MemoryNode, data: bytes) -> None:
+def test_a_stranger_learns_nothing(node: MemoryNode, data: bytes) -> None:
     """But who is asked: the server's own number."""
     with socket.create_connection(node.address, timeout=20) as line, contextlib.suppress(ConnectionError):
         line.sendall(data)
         line.shutdown(socket.SHUT_WR)
-        heard = b""
+        received = b""
         while more := line.recv(4096):
-            heard += more
-        assert heard[: len(HELLO)] == HELLO
-        assert len(heard) == len(HELLO) + 32
+            received += more
+        assert received[: len(HELLO)] == HELLO
+        assert len(received) == len(HELLO) + 32
     unharmed(node)
 
 

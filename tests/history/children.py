@@ -36,12 +36,12 @@ class Child:
         """Return its process id."""
         return self.process.pid
 
-    def tell(self, line: str = "") -> None:
+    def send(self, line: str = "") -> None:
         """Send it a line."""
         assert self.process.stdin is not None
         print(line, file=self.process.stdin, flush=True)
 
-    def hear(self) -> str:
+    def receive(self) -> str:
         """Return its next line; an ended child says nothing more."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().rstrip("\n")
@@ -88,7 +88,7 @@ def read_and_close(url: str) -> None:
     say(f"jobs {found}")
 
 
-def open_when_told(url: str) -> None:
+def open_at_the_signal(url: str) -> None:
     """Open the history at the signal; say whether it worked."""
     say("ready")
     sys.stdin.readline()
@@ -106,7 +106,7 @@ def lock_file(path: str, statement: str) -> None:
     say("locked")
     sys.stdin.readline()
     raw.close()
-    say("let go")
+    say("unlocked")
 
 
 def race_for_leases(url: str, name: str) -> None:

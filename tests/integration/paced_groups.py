@@ -95,7 +95,7 @@ def regroup(order: dict[str, Any]) -> bool:
     return True
 
 
-def heard() -> None:
+def carry_out_orders() -> None:
     """Carry out the orders that have come, at the boundary of two steps."""
     global switch, prepared
     while (order := next_order(0)) is not None:
@@ -186,7 +186,7 @@ else:
     line.resumed(step, kept if step else None)
 done = 0
 while step < given.steps:
-    heard()
+    carry_out_orders()
     if switch is not None:
         change_over()
     begin = time.monotonic()

@@ -41,7 +41,7 @@ def saved(play: Play) -> list[Checkpoint]:
     return [one for one in queries.checkpoints(play.stage.history, play.job.id) if one.overlapped_s and not one.problem]
 
 
-def told(play: Play, kind: str) -> int:
+def count_of(play: Play, kind: str) -> int:
     """Return how often a trouble was told."""
     return sum(one.problem == kind for one in queries.checkpoints(play.stage.history, play.job.id))
 
@@ -140,7 +140,7 @@ def test_a_slow_disk_and_a_killed_checkpoint_writer_hold_up_nobody(stage: Stage)
     limited = {"interval": 5, "bandwidth": "8KB", "memory": MEMORY}
     play = stage.play("slow", script=COPIES, args=["2000", str(stage.home / "slow.json")], **NODES, checkpoint=limited)
     play.reaches("RUNNING")
-    wait_until(lambda: told(play, "checkpoint-backlog") > 0, seconds=60, explain=play.log)
+    wait_until(lambda: count_of(play, "checkpoint-backlog") > 0, seconds=60, explain=play.log)
     wait_until(lambda: begun(play), seconds=60, explain=play.log)  # so that it is killed over one, and not while it starts
     first = writers(stage)
     assert first
@@ -150,7 +150,7 @@ def test_a_slow_disk_and_a_killed_checkpoint_writer_hold_up_nobody(stage: Stage)
     wait_until(lambda: set(writers(stage)) - set(first), seconds=60, explain=play.log)
     wait_until(lambda: saved(play), seconds=60, explain=play.log)
     play.steps_to(before + 20)
-    assert told(play, "checkpoint-backlog") == 1
+    assert count_of(play, "checkpoint-backlog") == 1
     assert not play.incidents()
     os.kill(play.process.pid, signal.SIGTERM)
     play.ends()

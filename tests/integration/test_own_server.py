@@ -103,8 +103,8 @@ class Server:
 
     def found(self, what: str) -> list[dict[str, Any]]:
         """Return all of a kind that there is, for who has the password."""
-        told = self.asked(f"api/{what}/filter", self.pair, {})
-        return list(told["events"] if what == "events" else told)
+        answer = self.asked(f"api/{what}/filter", self.pair, {})
+        return list(answer["events"] if what == "events" else answer)
 
     def listened(self, pair: str | None) -> str:
         """Return how it answers to who wants to hear all events and shows *pair*."""

@@ -231,8 +231,8 @@ def test_a_job_that_gives_way_to_a_more_urgent_one_is_saved_and_goes_on_when_tha
     (incident,) = play.incidents()
     assert (incident.kind, incident.action) == ("node-leaving", "wait-for-capacity"), f"{incident.reason}\n{job_events(play)}"
     # Slurm tells when the allocation ends before the signal has come, or after it.
-    told = ("preemption notice" in incident.reason, "its allocation, Slurm job" in incident.reason)
-    assert any(told), incident.reason
+    reasons = ("preemption notice" in incident.reason, "its allocation, Slurm job" in incident.reason)
+    assert any(reasons), incident.reason
     assert one_line_mentions(job_events(play), "memory", "saved out")
     assert (incident.steps_lost or 0) <= 1
     play.stops()

@@ -79,7 +79,7 @@ def test_a_standby_takes_over_from_a_flow_that_dies_with_all_it_had(stage: Stage
 
 
 @pytest.mark.long
-def test_a_flow_that_is_told_to_let_go_hands_its_job_over_and_no_rank_notices(stage: Stage, elsewhere: Stage) -> None:
+def test_a_controller_detaches_from_its_job_and_no_rank_notices(stage: Stage, elsewhere: Stage) -> None:
     """By a request it has a standby steer; by the signal, in the middle of a recovery, it leaves the rest of that to the flow to come."""
     play = stage.play("handed", args=ENDLESS, **TWO)
     play.steps_to(5)
@@ -121,7 +121,7 @@ def handed_over(play: Play) -> str:
 
 
 @pytest.mark.long
-def test_a_flow_that_stood_still_gives_no_order_once_a_standby_steers(stage: Stage, elsewhere: Stage) -> None:
+def test_a_stopped_controller_sends_no_command_once_a_standby_runs(stage: Stage, elsewhere: Stage) -> None:
     """It wakes in the middle of what it was about to do, and ends: what the standby did stays."""
     play = stage.play("woken", args=ENDLESS, **TWO)
     play.steps_to(5)
@@ -159,9 +159,7 @@ AgentDirectory.fence = fence
 
 
 @pytest.mark.long
-def test_a_flow_that_stood_still_before_it_fenced_a_node_ends_nothing_of_the_flow_after_it(
-    stage: Stage, elsewhere: Stage, tmp_path: Path
-) -> None:
+def test_a_controller_stopped_before_it_fenced_a_node_ends_nothing_of_the_next_one(stage: Stage, elsewhere: Stage, tmp_path: Path) -> None:
     """It had asked and been told that the job was its own; when it goes on, the node knows better, and the new flow's ranks live."""
     (tmp_path / "sitecustomize.py").write_text(STANDS_STILL)
     still = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PREFECT_LOGGING_LEVEL": "INFO"}  # as a program of its own, for Prefect's settings

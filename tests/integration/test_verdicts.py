@@ -48,8 +48,8 @@ def test_what_nothing_knows_is_kept_with_its_context_and_a_sick_node_is_left(sta
     assert "status 37" in unknown.evidence["detail"]
 
     assert (second.kind, second.target, second.action) == ("gpu-memory-double-bit", "node node-0", "replace-node")
-    told = {(one.node, one.incident_id, one.root) for one in faults(play, "gpu-memory-double-bit")}
-    assert ("node-0", second.id, True) in told, told
+    found = {(one.node, one.incident_id, one.root) for one in faults(play, "gpu-memory-double-bit")}
+    assert ("node-0", second.id, True) in found, found
     weighed = verdict(play, second.id).candidates
     assert [one["kind"] for one in weighed] == ["gpu-memory-double-bit", "worker-sigkill"]
     assert weighed[0]["evidence"][0]["source"] == "kernel log on node-0"

@@ -59,10 +59,10 @@ def test_this_machines_disks_and_mounts_are_read() -> None:
     mounts = mounted()
     assert not isinstance(mounts, Unknown)
     root = with_space(next(mount for mount in mounts if mount.path == "/"))
-    told = os.statvfs("/")
-    assert root.size == told.f_blocks * told.f_frsize
+    figures = os.statvfs("/")
+    assert root.size == figures.f_blocks * figures.f_frsize
     assert not isinstance(root.free, Unknown)
-    assert 0 <= root.free <= told.f_blocks * told.f_frsize
+    assert 0 <= root.free <= figures.f_blocks * figures.f_frsize
 
 
 def test_disks_are_read_from_what_the_kernel_counts(tree: Tree) -> None:

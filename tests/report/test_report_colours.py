@@ -77,7 +77,7 @@ def test_phases_that_lie_side_by_side_look_different(theme: str, sight: str) -> 
 
 @pytest.mark.parametrize("sight", SIGHT)
 @pytest.mark.parametrize("theme", THEMES)
-def test_what_the_plots_tell_apart_by_colour_looks_different(theme: str, sight: str) -> None:
+def test_colours_that_distinguish_lines_look_different(theme: str, sight: str) -> None:
     """Steps that count and steps given up; the states of the job; an incident on the curve."""
     of = THEMES[theme]
     pairs = [("--loss", "--again"), ("--loss", "--incident"), ("--training", "--recovering"), ("--training", "--starting"),

@@ -148,7 +148,7 @@ def training(seed: int, *, steps: int, **settings: Any) -> Training:
     return Training(model=model, optimizers=[optimizer])
 
 
-def told(one: Training) -> dict[str, tuple[list[Any], tuple[int, ...]]]:
+def values_of(one: Training) -> dict[str, tuple[list[Any], tuple[int, ...]]]:
     """Return the values and the strides of all that *one* has."""
     state = {f"{number}.{key}": value for number, held in enumerate(one.optimizers[0].state.values()) for key, value in held.items()}
     whole = {**one.model.state_dict(), **state}
@@ -165,14 +165,14 @@ def test_a_state_that_is_handed_over_has_its_bits_and_its_strides(settings: dict
     for into, part in zip(found.values(), state_transfer.laid_out(sent, wanted), strict=True):
         bytes_of(into).copy_(bytes_of(part))
     other.load_state(rest, found)
-    mine = told(one)
-    assert told(other) == mine
+    mine = values_of(one)
+    assert values_of(other) == mine
     assert mine["image.weight"][1] == mine["2.exp_avg"][1] == (27, 1, 9, 3)
     for each in (one, other):
         torch.manual_seed(5)
         each.model(torch.randn(2, 3, 8, 8)).backward()
         each.optimizers[0].step()
-    assert told(other) == told(one)
+    assert values_of(other) == values_of(one)
 
 
 def test_a_snapshot_has_what_fills_its_memory_as_it_lies_and_pickles_none_of_it(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_an_index_whose_strides_do_not_fill_the_tensor_is_refused(tmp_path: Path
     assert caught is None or any(part in str(caught.value.__cause__) for part in ("strides", "not a count"))
 
 
-def test_scalars_on_a_device_are_told_apart_from_those_on_the_host() -> None:
+def test_scalars_on_a_device_differ_from_those_on_the_host() -> None:
     """A count of steps that a kernel reads is where its parameter is; `meta` stands for a device that is not the host."""
     state: dict[str, dict[str, Any]] = {
         "w": {"step": torch.zeros((), device="meta"), "exp_avg": torch.zeros(3, device="meta")},

@@ -37,5 +37,5 @@ model = train(folder / "saved", 10, 3, before_step)
 digest = hashlib.sha256()
 for parameter in model.parameters():
     digest.update(parameter.detach().numpy().tobytes())
-(folder / f"told-{os.environ['RANK']}.json").write_text(json.dumps(digest.hexdigest()))
+(folder / f"result-{os.environ['RANK']}.json").write_text(json.dumps(digest.hexdigest()))
 torch.distributed.destroy_process_group()
