@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.steered import Steered, kill_at_start, power_off_at_start
+from benchmarks.controlled import ControlledJob, kill_at_start, power_off_at_start
 from holdfast.history import approvals, models, queries
 from holdfast.history.approvals import KEEP, ApprovalAnswer
 
@@ -59,7 +59,7 @@ class Actions:
         self.times, self.policy, self._runs = times, place / "policy.yaml", False
         place.mkdir(parents=True)
         self.rule("retry-step", "replace-ranks", "restart-workers")
-        self.job = Steered(
+        self.job = ControlledJob(
             place,
             environment,
             count=WANTED + NODES["spare_nodes"],

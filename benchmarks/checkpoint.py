@@ -11,7 +11,7 @@
 - ``load``: a rank's state loaded from its node's memory, another node's, and disk (loading.py).
 - ``resume``: steps lost and time to resume under a real flow, by where the state was (resuming.py).
 
-How overheads are told: the slowest rank counts in each step. The n-th step of a block is compared with the n-th step of the block of
+How overheads are computed: the slowest rank counts in each step. The n-th step of a block is compared with the n-th step of the block of
 training alone of the same round; the figure is the median of these ratios, its interval (95 %) from drawing whole rounds anew, for steps of
 one block are not independent. ``whole`` beside it compares the means of all steps: it shows what a median would hide.
 
@@ -65,7 +65,7 @@ Rounds = list[list[float]]
 
 
 def run(place: Path, ranks: int, *, policy: str = "skip", **options: Any) -> list[dict[str, Any]]:  # noqa: ANN401 (options of the script)
-    """Run the stages; return what each has told."""
+    """Run the stages; return the report of each."""
     place.mkdir()
     memstore, out = place / "memstore", place / "out"
     memstore.mkdir(mode=0o700)

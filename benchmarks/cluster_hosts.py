@@ -106,7 +106,7 @@ def back(lines: list[Done], since: float) -> float:
 
 
 def reconnect(folder: Path, environment: dict[str, str], rounds: int) -> Iterator[Line]:
-    """Yield what it takes to hear from a host again, and what went on meanwhile."""
+    """Yield how long it takes until a host is reachable again, and what went on meanwhile."""
     found, steps = [], []
     with Rack(folder / "rack", 4, memory=SPARE_MEMORY) as rack:
         set_up(rack)
@@ -122,7 +122,7 @@ def reconnect(folder: Path, environment: dict[str, str], rounds: int) -> Iterato
                 found.append(time.time() - at)
                 job.runs(QUIET)
             incidents = len(job.incidents())
-    yield row("host heard again after its way to the orchestrator is mended", found, None, steps=steps, incidents=incidents)
+    yield row("host reachable again after its network path to the orchestrator is restored", found, None, steps=steps, incidents=incidents)
 
 
 def history_has(job: HostJob, newest: int) -> None:
@@ -130,7 +130,7 @@ def history_has(job: HostJob, newest: int) -> None:
     wait_for(lambda: newest_step(job) > newest, f"a step after {newest} in the history")
 
 
-def steered_anew(job: HostJob, epoch: int) -> None:
+def await_takeover(job: HostJob, epoch: int) -> None:
     """Wait until somebody holds the lease who took it after *epoch*."""
 
     def taken() -> bool:
@@ -147,7 +147,7 @@ def newest_step(job: HostJob) -> int:
 
 
 def takeover(folder: Path, environment: dict[str, str], rounds: int) -> Iterator[Line]:
-    """Yield how soon a flow that stands by steers a job whose flow was killed."""
+    """Yield how soon a standby controller takes over a job whose controller was killed."""
     held, resumed = [], []
     with Rack(folder / "rack", 4, memory=SPARE_MEMORY) as rack:
         set_up(rack)
@@ -160,7 +160,7 @@ def takeover(folder: Path, environment: dict[str, str], rounds: int) -> Iterator
                 assert lease is not None
                 flow.kill()
                 flow.wait()
-                steered_anew(job, lease.epoch)
+                await_takeover(job, lease.epoch)
                 held.append(time.time() - at)
                 history_has(job, newest)
                 resumed.append(time.time() - at)

@@ -7,9 +7,9 @@ All times have the simulated agents' own work in them, which a second core does;
 - ``N of M nodes lost at once``: the nodes' power is taken in one moment. ``to orders`` ends when the last agent that is left has carried
   out what wakes its ranks; ``to the decision`` is what finding the root and asking the policy took; the CPU is that of the whole incident,
   all that thousands of ranks say when their groups break and are rebuilt included, less what beats cost in that time.
-- ``growth``: the same for one node of 16 and one of 4,096. Orders go to every node and every rank tells of its way back, so the cost of an
+- ``growth``: the same for one node of 16 and one of 4,096. Orders go to every node and every rank reports its way back, so the cost of an
   incident in all grows with the nodes; what must not grow is what a decision takes, and what each node adds.
-- ``orders``: what is sent in all to start a generation of 4,096 nodes, against what it would be if every agent were told of all ranks.
+- ``orders``: what is sent in all to start a generation of 4,096 nodes, against what it would be if each agent got the whole rank table.
 - ``sweep``: a look at all nodes from outside, over connections that stay (`benchmarks/sweep.py` has the simulated nodes).
 """
 

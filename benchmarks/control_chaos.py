@@ -144,12 +144,14 @@ class ControlChaos:
                 return lambda: None
             case "sshd":
                 return job.kill_sshd(self.dice)
-        lease = self._lease = job.steerer() or self._lease  # who steers, or did when the history could last be asked
+        lease = self._lease = (
+            job.lease_holder() or self._lease
+        )  # of the controller, or of the last one when the history could last be asked
         if part == "worker":
-            steers = [
+            holders = [
                 one for host, one in zip(self.hosts, self.workers, strict=True) if lease and host.name == lease.host.partition("/")[0]
             ]
-            worker = steers[0] if steers else self.dice.choice(self.workers)
+            worker = holders[0] if holders else self.dice.choice(self.workers)
             worker.kill()
             return worker.begin
         self._note(part, hit=lease is not None and ended(lease.pid))

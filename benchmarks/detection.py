@@ -6,14 +6,14 @@ A job of 2 nodes and a spare one under a real flow, agents and Prefect server; r
 the flow had it:
 
 - ``exit``, ``stopped``, ``hang``: a rank is killed, stopped by SIGSTOP, and made to wait in a line of its own for ever.
-- ``node-cut``: all processes of a node stand still at once, agent and guardian too: what a flow sees of a node whose network is cut.
+- ``node-cut``: all processes of a node are stopped at once, agent and guardian too: what a flow sees of a node whose network is cut.
 - ``kernel-log``: a line is written to ``/dev/kmsg`` (needs root); ``nvml``: an Xid comes from NVML's event set, asked by the real pynvml of
   a stand-in library.
-- ``counter``: an interface counts broken frames, in a ``/sys`` of the benchmark's own. Nothing tells of counters: they are looked at.
+- ``counter``: an interface counts broken frames, in a ``/sys`` of the benchmark's own. Nothing reports counters: they are polled.
 - ``disk-full``: the file system of the checkpoints (a tmpfs, needs root) is filled; known with the next checkpoint.
 - ``classify``: lines a second on one core, of a log in which one line in ten is a fault; ``classify-dense``: in which every line is one.
 - ``agent-cpu``: share of one core that a node's agent, its lookout and its memory server take while a job trains, in percent.
-- ``false-alarms``: faults told of a job that is well; ``status`` are those of the machine itself, the same at every look.
+- ``false-alarms``: faults reported of a healthy job; ``status`` are those of the machine itself, the same at every look.
 - ``sweep``: nodes looked at over SSH, 200 real ones and 1,000 simulated; several lines, see sweep.py.
 """
 
@@ -70,7 +70,7 @@ CPU: Final = 1.0
 ARGUMENTS: Final = ["--width", "128", "--layers", "2", "--pace", "0.1"]
 NODES: Final = {"nnodes": 2, "nproc_per_node": 1, "spare_nodes": 1, "hot_spares": 0}
 XIDS: Final = (13, 31, 43, 45, 62, 63, 64, 68, 69, 74, 92, 94, 95, 109, 119, 120, 121, 123, 136, 140, 143, 149)
-"""Different ones: an error that a device repeats is told once."""
+"""Different ones: an error that a device repeats is reported once."""
 KMSG: Final = Path("/dev/kmsg")
 TMPFS_BYTES: Final = 48 << 20
 
@@ -186,7 +186,7 @@ class Bench:
     # -- what it costs ------------------------------------------------------------------------------------------------
 
     def clean(self, seconds: float) -> None:
-        """Train for *seconds* without a fault, and count what was told and what watching took."""
+        """Train for *seconds* without a fault, and count what was reported and what watching took."""
         with self.job("clean") as job:
             wait_for(lambda: watched(job), "lookouts that listen", seconds=60)
             time.sleep(5.0)

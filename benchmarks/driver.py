@@ -1,7 +1,7 @@
 """A minimal flow and agent in one, for benchmarks of the workers.
 
 Ranks are real processes, forked from the warm starter that agents use; what is left out is the flow's detection and decision, so the
-clock of these benchmarks starts at the order. Everything a worker hears is what the flow would have told it.
+clock of these benchmarks starts at the order. Everything a worker receives is what the controller would have sent.
 """
 
 from __future__ import annotations

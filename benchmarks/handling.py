@@ -29,9 +29,9 @@ from typing import Any, Final
 
 from benchmarks.actions import Actions, Times
 from benchmarks.chaos_run import Broken, ChaosRun, promises
+from benchmarks.controlled import FlowEnded
 from benchmarks.havoc import KINDS
 from benchmarks.measuring import prefect, spread
-from benchmarks.steered import FlowEnded
 from benchmarks.widths import Widths
 
 KEYS: Final = ("orders", "next-action", "shrink-by-restart", "shrink", "grow", "chaos")
@@ -42,7 +42,7 @@ SHRINK: Final = {"median": 1.0}
 GROW: Final = {"median": 2.0}
 """In steps."""
 RESTS: Final = (0.0, 0.05, 0.2)
-"""Seconds for which each step rests, in the jobs that grow: a pause is told in steps, and those of real jobs are not so short."""
+"""Seconds for which each step rests, in the jobs that grow: a pause is measured in steps, and those of real jobs are not so short."""
 TURNS: Final = 4
 """How often a job comes in a round to each action that leaves it as it was."""
 
@@ -97,7 +97,7 @@ def widths(folder: Path, environment: dict[str, str], rounds: int, keys: set[str
 
 
 def chaos(folder: Path, environment: dict[str, str], given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Break a job again and again, and judge what is left: how long training stood still, and a line for each guarantee."""
+    """Break a job again and again, and evaluate what is left: how long training paused, and a line for each guarantee."""
     run = ChaosRun(folder / "chaos", environment, given.faults, given.seed, given.kinds)
     try:
         found = run.play()

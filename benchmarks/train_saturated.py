@@ -1,4 +1,4 @@
-"""Four ranks of DDP on fewer cores, in blocks of steps for which they are let go, so that jobs of several kinds can take turns.
+"""Four ranks of DDP on fewer cores, in blocks of steps for which they are released, so that jobs of several kinds can take turns.
 
 Run by `benchmarks.saturated`: with ``--plain`` under torchrun and without Holdfast, else with managed groups and a session.
 """
@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 (its 
 import holdfast
 
 Training = tuple[Callable[[], None], Callable[[], dict[str, Any]], Callable[[bool], None]]
-"""What ends a step, what tells of snapshots, and what turns them on or off."""
+"""What ends a step, what reports snapshots, and what turns them on or off."""
 LOOK: float = 0.05
 """Seconds between two looks whether it is this job's turn."""
 

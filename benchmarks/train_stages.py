@@ -65,7 +65,7 @@ class Part(nn.Module):
 
 
 class Stage(PipelineStage):
-    """A stage that is told all shapes, and has nothing to ask before its first step."""
+    """A stage that knows all shapes, and has nothing to ask before its first step."""
 
     def _warmup_forward_vote(self, has_backward: bool, received_acc: Tensor | None = None) -> Tensor:  # noqa: ARG002, FBT001 (torch's)
         return torch.ones(1, dtype=torch.int32)
@@ -225,7 +225,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sleep", type=float, default=0.0)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--block", type=int, default=5)
-    parser.add_argument("--trace", type=int, default=0, help="1: tell when what was done in each step")
+    parser.add_argument("--trace", type=int, default=0, help="1: record when what was done in each step")
     parser.add_argument("--warm", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--modes", nargs="+", default=["none", "sync", "thread", "process", "ours"])

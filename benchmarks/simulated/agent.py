@@ -1,4 +1,4 @@
-"""One simulated agent: it answers a flow's orders and tells of its workers in the words of a real one (see `holdfast.agent`), and has none.
+"""One simulated agent: it answers commands and reports workers as a real one does (see `holdfast.agent`), and has none.
 
 What is left out: processes, the journal on disk, hot spares, state in memory, the looks at the node. An order that needs those is refused.
 """
@@ -17,7 +17,7 @@ from benchmarks.simulated.training import Training
 from holdfast.protocol import HEARTBEAT_INTERVAL, LineBuffer, Message, encode
 
 REMEMBERED: Final = 512
-"""Newest events that are told again to a flow that attaches."""
+"""Newest events that are sent again to a controller that attaches."""
 UNTIL: Final = 1_000_000
 """Steps that the script wants to do."""
 REGROUPED: Final[Message] = {
@@ -31,7 +31,7 @@ REGROUPED: Final[Message] = {
     "bandwidth": 1e9,
     "interface": "127.0.0.1",
 }
-"""How a worker came into the next generation, as the runtime tells it."""
+"""How a worker came into the next generation, as the runtime reports it."""
 _PIDS: Final = count(100_000)
 
 
@@ -52,13 +52,13 @@ class Line:
                 self._full(self)
 
     def drain(self) -> None:
-        """Send what waits, as far as it is taken; what nobody hears any more is dropped."""
+        """Send what waits, as far as it is taken; what nobody receives any more is dropped."""
         try:
             while self.unsent:
                 del self.unsent[: self.socket.send(self.unsent)]
         except BlockingIOError:
             return
-        except OSError:  # the end of the connection is heard where it is read
+        except OSError:  # the end of the connection is noticed where it is read
             self.unsent.clear()
 
 
@@ -106,7 +106,7 @@ class Agent:
             "end": self._end,
         }
 
-    # -- hearing ------------------------------------------------------------------------------------------------------
+    # -- receiving ------------------------------------------------------------------------------------------------------
 
     def take(self, line: Line, order: Message) -> None:
         """Answer *order*."""
@@ -116,7 +116,7 @@ class Agent:
         elif self.job is not None and order["do"] != "about" and order.get("job") not in {None, self.job}:
             answer = {"ok": False, "why": f"held by job {self.job}"}
         elif epoch < self._epoch:
-            answer = {"ok": False, "why": f"a newer flow steers this job (epoch {self._epoch}, yours {epoch})"}
+            answer = {"ok": False, "why": f"a newer controller runs this job (epoch {self._epoch}, yours {epoch})"}
         else:
             self._epoch = max(self._epoch, epoch)
             answer = {"ok": True, **verb(line, order)}
@@ -202,10 +202,10 @@ class Agent:
         self.job = None
         return {}
 
-    # -- what befalls it ----------------------------------------------------------------------------------------------
+    # -- its faults ----------------------------------------------------------------------------------------------
 
     def vanish(self) -> None:
-        """Lose power: nobody hears anything of it."""
+        """Lose power: nobody gets any message about it."""
         self._training.leave(self.generation)
         self._workers.clear()
         self.job = None
@@ -261,11 +261,11 @@ class Agent:
             self._report("worker.broken", step=self._training.step, group="0", why=why, **facts)
 
     def report_steps(self, steps: Iterable[int], seconds: float) -> None:
-        """Tell of finished steps, as the agent of the lowest rank does."""
+        """Report finished steps, as the agent of the lowest rank does."""
         now = time.time()
         self._report("steps", generation=self.generation, steps=[(step, now, seconds, 1.0) for step in steps])
 
-    # -- telling ------------------------------------------------------------------------------------------------------
+    # -- reporting ------------------------------------------------------------------------------------------------------
 
     def _report(self, event: str, **facts: Any) -> None:  # noqa: ANN401 (whatever JSON can hold)
         self._seq += 1
@@ -276,7 +276,7 @@ class Agent:
                 one.send(line)
 
     def say_beats(self, now: float) -> bool:
-        """Tell how far every worker is, at *now* (monotonic); return whether there was anything to tell."""
+        """Report how far every worker is, at *now* (monotonic); return whether there was anything to report."""
         hearers = [one for one in self.lines if one.attached and not one.unsent]
         if not self._workers or not hearers:
             return False

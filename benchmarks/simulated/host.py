@@ -2,7 +2,7 @@
 
     python -m benchmarks.simulated.host FOLDER COUNT
 
-Agents are reached by the one socket in FOLDER: the first line of a connection names the node (as a jump host would be told), everything
+Agents are reached by the one socket in FOLDER: the first line of a connection names the node (as for a jump host), everything
 after it is the agent's own protocol. A line that names none is about the machine room: which nodes there are, which lose power.
 """
 
@@ -95,7 +95,7 @@ class Host:
                 self._selector.register(sock, selectors.EVENT_READ, lambda _, sock=sock, lines=lines: self._first(sock, lines))
 
     def _first(self, sock: socket.socket, lines: LineBuffer) -> None:
-        """Hear what a connection is for; one for the machine room may ask any number of things."""
+        """Read what a connection is for; one for the machine room may ask any number of things."""
         data = _received(sock)
         if not data:
             self._hang_up(sock)

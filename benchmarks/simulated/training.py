@@ -1,4 +1,4 @@
-"""The training that simulated agents tell of: all ranks of a generation step together, and stand still as soon as one is lost."""
+"""The training that simulated agents report: all ranks of a generation step together, and stop as soon as one is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Training:
     seats: dict[int, Agent] = field(default_factory=dict)
     """Rank to the agent that has a worker for it."""
     reported_step: int = 0
-    """The newest step that the lowest rank's agent has told of."""
+    """The newest step that the lowest rank's agent has reported."""
     steps: bool = False
     """All ranks of the generation are there, and none was lost since."""
     broken: list[Agent] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Training:
             self.broken = list(dict.fromkeys(self.seats.values()))
 
     def tick(self, now: float) -> None:
-        """Let time pass until *now* (monotonic): steps are done, and the lowest rank's agent tells of them."""
+        """Let time pass until *now* (monotonic): steps are done, and the lowest rank's agent reports them."""
         broken, self.broken = self.broken, []
         for agent in broken:
             agent.report_broken_groups()

@@ -180,7 +180,7 @@ def test_a_node_that_merely_ended_is_none(history: History) -> None:
 
 
 def test_jobs_are_added_up_and_live_ones_count_until_now(history: History) -> None:
-    """One ended, one is steered now, one lost its flow and counts until its last step; each with what it held."""
+    """One ended, one has a controller now, one lost its flow and counts until its last step; each with what it held."""
     for name, end in (("ended", 10.0), ("live", None), ("left", None)):
         write(history, a_job(name, id=name, at=0.0), a_generation(name, 1, 0.0), *trained(name, 1, 1, 8, 0.0))
         write(history, *([a_move(name, "COMPLETED", at=end)] if end else [a_move(name, "RUNNING", at=1.0)]))

@@ -160,7 +160,7 @@ class Writer:
         return self.seal()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for slot in self.slots:
             slot.close()
 

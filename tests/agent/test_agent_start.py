@@ -146,7 +146,7 @@ def test_an_agent_whose_files_cannot_be_written_reports_why(new_node: Node, name
 
 
 def test_an_agent_resets_ignored_and_blocked_signals(new_node: Node) -> None:
-    """Both go through exec: a caller that ignores SIGCHLD or blocks SIGTERM must not make an agent that never hears of a worker's end."""
+    """Both go through exec: a caller that ignores SIGCHLD or blocks SIGTERM must not make an agent that never learns of a worker's end."""
     code = (
         "import os, signal, sys\n"
         "for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT): signal.signal(number, signal.SIG_IGN)\n"
@@ -171,7 +171,7 @@ def test_an_agent_resets_ignored_and_blocked_signals(new_node: Node) -> None:
 
 
 def test_without_a_command_for_its_lease_an_agent_ends_with_its_workers(node: Node) -> None:
-    """Nobody steers any more: the node must not stay occupied for ever. Any order renews the lease."""
+    """No controller is left: the node must not stay occupied for ever. Any order renews the lease."""
     with node.flow().attach(0) as flow:
         flow.prepare(node, [sys.executable, "-c", "import time; time.sleep(600)"], lease=0.6)
         flow.start(1)
@@ -204,7 +204,7 @@ def test_refused_commands_do_not_renew_the_lease(node: Node) -> None:
 
 @pytest.mark.parametrize("how", ["by the flow", "by a second signal"])
 def test_sigterm_to_the_subreaper_gives_the_controller_time(node: Node, flow: Flow, how: str) -> None:
-    """What systemd does to a unit, and a shutdown to a node: the flow hears of it while the workers still work."""
+    """What systemd does to a unit, and a shutdown to a node: the controller learns of it while the workers still work."""
     flow.prepare(node, [sys.executable, node.script(CLIENT + "hello(); time.sleep(600)")])
     flow.start(1)
     flow.wait("worker.hello")

@@ -1,4 +1,4 @@
-"""The agent's journal: what was missed is told, exactly once, whatever the disk does."""
+"""The agent's journal: what was missed is sent, exactly once, whatever the disk does."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_reader_that_is_slow_misses_nothing_when_files_are_rotated_under_it(tm
 def test_reading_while_writing_yields_each_event_once(
     tmp_path_factory: pytest.TempPathFactory, plan: list[int], reads: list[int], max_bytes: int
 ) -> None:
-    """Writes and reads take turns in any way; as long as the files hold what was missed, nothing is lost or told twice."""
+    """Writes and reads take turns in any way; as long as the files hold what was missed, nothing is lost or sent twice."""
     event_log = EventLog(tmp_path_factory.mktemp("j") / "event-log.jsonl", max_bytes=max_bytes, max_recent=4)
     seen: list[int] = []
     reader: Iterator[tuple[int, bytes]] = iter(())

@@ -40,7 +40,7 @@ def wait_for_count(flow: Flow, event: str, times: int) -> None:
 
 
 def test_workers_that_end_in_the_instant_they_were_forked_are_not_lost(node: Node, flow: Flow) -> None:
-    """The starter tells of each before it may run, and the agent hears that before it buries anybody."""
+    """The starter reports each before it may run, and the agent reads that before it reaps any."""
     flow.prepare(node, [node.script("import os; os._exit(int(os.environ['RANK']))")], warm=True)
     for generation in range(1, 8):
         flow.start(generation, range(6))
@@ -109,7 +109,7 @@ def test_a_stop_does_not_wait_for_a_fork_server_that_is_not_ready(node: Node, fl
 
 
 def test_an_end_does_not_wait_for_a_fork_server_either(node: Node, flow: Flow, slow: dict[str, Any]) -> None:
-    """Nor for one that stands still."""
+    """Nor for a stopped one."""
     flow.prepare(node, **slow)
     flow.start(1, (0, 1))
     os.kill(fork_server_of(node), signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""What goes from one node to another is measured by who was told the token, whoever else knocks."""
+"""What goes from one node to another is measured by who knows the token, whoever else connects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_unauthenticated_clients_are_disconnected_and_the_measurement_goes_on() 
         with socket.create_connection((HOST, door["port"])) as stranger:
             stranger.settimeout(20)
             stranger.sendall(knock)
-            with suppress(ConnectionResetError):  # where more was said than heard
+            with suppress(ConnectionResetError):  # where more was sent than read
                 assert stranger.recv(1) == b""
     measured = bandwidth_to(HOST, door["port"], door["token"], 0.05)
     assert measured["bytes"] > 1 << 20

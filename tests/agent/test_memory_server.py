@@ -90,7 +90,7 @@ def test_a_client_without_the_token_is_rejected(node: MemoryNode) -> None:
 
 
 def test_a_client_rejects_a_server_without_the_token() -> None:
-    """One that listens where ours was, and echoes what it hears."""
+    """One that listens where ours was, and echoes what it receives."""
     with socket.create_server(("127.0.0.1", 0)) as impostor:
 
         def answer() -> None:

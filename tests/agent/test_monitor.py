@@ -62,7 +62,7 @@ class Broken:
         return next((pid for pid in children_of(self.node.agent) if b"holdfast.agent.monitor" in _of(pid, "cmdline")), None)
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Close the log."""
         os.close(self._writer)
 
 
@@ -102,7 +102,7 @@ def broken(new_node: Node, tmp_path: Path, library: Path) -> Iterator[Broken]:
 
 
 def fault(flow: Flow, kind: str, source: str) -> Message:
-    """Wait for a fault of the node, told by *source*."""
+    """Wait for a fault of the node, reported by *source*."""
     return flow.wait("node.fault", kind=kind, source=f"{source} on node")
 
 

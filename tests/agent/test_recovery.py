@@ -47,7 +47,7 @@ for line in incoming:
         os._exit(message["code"])
 """
 )
-"""A worker or hot spare that tells of each line it hears, and does what it says."""
+"""A worker or hot spare that reports each line it receives, and does what it says."""
 
 TAIL = "def train" + GROUPED.split("def train")[1]
 
@@ -55,7 +55,7 @@ FACTS = {"world": 2, "store": ["127.0.0.1", 29500], "changed": [1], "since": 1}
 
 
 class Team:
-    """A node's workers and hot spares, and what their flow tells them."""
+    """A node's workers and hot spares, and what their controller sends them."""
 
     def __init__(self, node: Node, flow: Flow) -> None:
         self.node, self.flow = node, flow
@@ -153,7 +153,7 @@ def team(node: Node, flow: Flow) -> Team:
 
 
 def test_a_generation_that_is_abandoned_wakes_some_and_kills_others(team: Team) -> None:
-    """Whoever lives is told at once, the unhealthy are killed by order, and nobody commits a checkpoint any more."""
+    """Whoever lives is notified at once, the unhealthy are killed by order, and nobody commits a checkpoint any more."""
     team.train(0, 1, 2)
     os.kill(team.flow.pid(2), signal.SIGSTOP)
     assert team.leave_to_commit(0)["ok"]
@@ -173,7 +173,7 @@ def test_a_generation_that_is_abandoned_wakes_some_and_kills_others(team: Team) 
 
 
 def test_kept_hot_spare_and_fresh_workers_make_the_next_generation(team: Team) -> None:
-    """Each hears what it needs, steps in the new generation, and the steps of rank 0 are on record under it."""
+    """Each receives what it needs, steps in the new generation, and the steps of rank 0 are on record under it."""
     team.train(0, 1, 2)
     before = team.flow.pid(1)
     team.stand_by(4)
@@ -272,7 +272,7 @@ def test_a_regroup_that_lacks_anybody_changes_nothing(team: Team) -> None:
 
 
 def test_a_worker_without_a_connection_cannot_be_kept(team: Team) -> None:
-    """A script that knows nothing of Holdfast hears nothing, yet it can be killed."""
+    """A script that knows nothing of Holdfast receives nothing, yet it can be killed."""
     team.node.script("import time; time.sleep(600)")
     team.flow.start(1, (0, 1))
     team.flow.pid(0)
@@ -317,7 +317,7 @@ def test_a_generation_that_was_overtaken_is_not_taken_for_the_next(team: Team) -
 
 
 def test_a_hot_spare_that_dies_is_reported(team: Team) -> None:
-    """With its reason; one that was to go is told as such, and its number can be used again."""
+    """With its reason; one that was to go is reported as such, and its number can be used again."""
     team.stand_by(1, 2)
     team.say({"t": "exception", "type": "ValueError", "message": "no room", "traceback": "", "step": None, "errno": 12}, hot_spares=[1])
     team.flow.ok("forward", ranks=[], hot_spares=[1], message={"do": "exit", "code": 3})
@@ -387,7 +387,7 @@ os._exit(0)
 
 
 def test_a_hot_spare_may_register_a_child_as_its_successor(node: Node, flow: Flow) -> None:
-    """Its end is no rank's end, what the rank is told meanwhile reaches the child, and whose end that is ends the rank."""
+    """Its end is no rank's end, what is sent to the rank meanwhile reaches the child, and whose end that is ends the rank."""
     flow.prepare(node, [node.script(CLIENT + LEAVING)], warm=True)
     flow.ok("start-hot-spares", hot_spares=[{"id": 1, "environment": places()}])
     flow.wait("hot-spare.ready", id=1)
@@ -472,7 +472,7 @@ def test_a_stop_takes_what_workers_left_and_spares_hot_spares_in_any_state(team:
 
 
 def test_a_command_among_the_last_messages_of_a_worker_changes_nothing(node: Node, flow: Flow) -> None:
-    """Its end is told once, and the agent goes on."""
+    """Its end is reported once, and the agent goes on."""
     code = """
 hello()
 for step in range(3000):
@@ -536,7 +536,7 @@ def test_a_message_is_passed_on_to_all_or_to_none(team: Team) -> None:
 
 
 def test_one_that_is_lost_in_a_fresh_start_is_replaced_in_the_next(team: Team) -> None:
-    """A process that has not said hello yet is told of the newest generation alone."""
+    """A process that has not said hello yet gets the newest generation alone."""
     team.train(0, 1)
     team.abandon(1, kill=[1], lost=[1])
     assert team.regroup(2, kept(0), fresh(1, 2))["ok"]

@@ -370,7 +370,7 @@ def test_agents_have_their_nodes_keep_each_others_snapshots(tmp_path: Path) -> N
             ]
 
         wait_until(lambda: len(copies(ports[0], 1)) >= 2 and len(copies(ports[1], 0)) >= 2, seconds=SECONDS)
-        for rank, flow in enumerate(flows):  # a flow hears of it with the beats
+        for rank, flow in enumerate(flows):  # a controller learns of it with the beats
 
             def known(flow: Flow = flow, rank: str = str(rank)) -> bool:
                 return any((one["ranks"][rank]["replica"] or 0) >= 2 for one in flow.heartbeats)

@@ -51,7 +51,7 @@ for line in incoming:
 
 
 class Talk:
-    """A flow's talk with one agent, and all that it was told."""
+    """A flow's talk with one agent, and all that it received."""
 
     def __init__(self, connected: Callable[[], Any]) -> None:
         self.event_queue, self.answers, self.events = EventQueue(), dict[str, Message](), list[Message]()
@@ -100,7 +100,7 @@ class Talk:
         self.send_command("end")
 
     def shapes(self) -> dict[str, dict[str, set[str]]]:
-        """Return for each verb and event the fields that were told, and the types of their values."""
+        """Return for each verb and event the fields that were sent, and the types of their values."""
         found: dict[str, dict[str, set[str]]] = {}
         named = [*((f"answer to {verb}", one) for verb, one in self.answers.items()), *((one["event"], one) for one in self.events)]
         for name, message in named:
@@ -126,7 +126,7 @@ def simulated(tmp_path: Path) -> Iterator[SimulatedNodes]:
 
 
 def test_a_simulated_agent_sends_what_a_real_one_sends(node: Node, simulated: SimulatedNodes) -> None:
-    """Each answer and event has the same fields, of the same types where both have a value; so it cannot tell of what there is not."""
+    """Each answer and event has the same fields, of the same types where both have a value; so it cannot report what there is not."""
     plan = {"lease": 60.0, "warm": False, "watch": False, "beat": 0.25, "argv": [sys.executable, node.script(GROUPED)]}
     plan |= {
         "directory": str(node.work),

@@ -108,7 +108,7 @@ TRACEBACK = """Traceback (most recent call last):
     ],
 )
 def test_a_traceback_is_one_result(last: str, kind: str, attributed_to: str) -> None:
-    """Told on its first line, by the exception that it ends in; lines around it keep their own."""
+    """Reported on its first line, by the exception that it ends in; lines around it keep their own."""
     text = f"{FINE}\n{TRACEBACK.format(last)}\n{FINE}\n{OFF_BUS}\n"
     (first, name), second = kinds(text)
     assert (first, name, CATALOGUE[name].attributed_to) == (2, kind, attributed_to)

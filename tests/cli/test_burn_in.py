@@ -57,12 +57,12 @@ def test_a_quarantined_node_that_passes_returns_to_service(here: Command, book: 
     out(book)
     done = here("node", "burn-in", "node-1", *QUICK)
     assert done.returncode == 0, done.stdout + done.stderr
-    *lines, _, verdict = done.stdout.splitlines()
+    *lines, _, last = done.stdout.splitlines()
     assert [line.split()[:3] for line in lines] == [
         ["node-1", name, "passed"] for name in ("compute", "memory", "disk", "clock", "network")
     ]
     assert "written MB/s" in lines[2]
-    assert mentions(verdict, "node-1", "compute", "memory", "disk", "clock", "network", NodeState.IN_BURN_IN, NodeState.HEALTHY)
+    assert mentions(last, "node-1", "compute", "memory", "disk", "clock", "network", NodeState.IN_BURN_IN, NodeState.HEALTHY)
     assert now_of(book).state is NodeState.HEALTHY
     assert [one.event for one in service_moves(book, "small", "node-1")] == ["quarantined", "tested", "passed"]
 

@@ -219,7 +219,7 @@ def test_intact_checkpoints_are_verified_without_changes(here: Command, scene: S
 def test_bits_and_bytes_that_changed_are_found_by_reading(here: Command, scene: Scene) -> None:
     """Listing does not read them, the audit does: on the disk, in a page that says what a snapshot is of, and in a tensor.
 
-    Of the last all sums are right; only the comparison of the same step can tell.
+    Of the last all sums are right; only the comparison of the same step shows it.
     """
     disk, page = biggest(scene.made.directory / "step-00000012"), scene.file(1, 9)
     flip_a_bit(disk)

@@ -107,7 +107,7 @@ def test_the_bill_is_drawn(name: str, here: Command, book: History, tmp_path: Pa
         words = " ".join(root.words.split())
         uses, losses = root.find("ul", class_="legend")
         assert len(uses.find("li")) <= 10, "each picture has its own legend and its own scale"
-        assert re.search(r"lost to failures [\d.]+ (?:s|min|h).*?, [\d.]+%", uses.words), "a piece too thin to be seen is told in numbers"
+        assert re.search(r"lost to failures [\d.]+ (?:s|min|h).*?, [\d.]+%", uses.words), "a piece too thin to be seen is given in numbers"
         assert len(losses.find("li")) > 2
         for expected in ("78.3%", "worker-stopped", "steps thrown away", "node-1", "over 3 recoveries"):
             assert expected in words

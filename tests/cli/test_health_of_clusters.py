@@ -51,9 +51,9 @@ def test_nodes_of_this_machine_are_checked_once(here: Command, tmp_path: Path) -
     (tmp_path / "cluster.yaml").write_text("name: small\nnodes: 3\n")
     LocalNodes("small", cluster_directory("small"), 3).power_off("node-2")
     output = json.loads(here("node", "check", "--cluster", "cluster.yaml", "--json").stdout)
-    verdicts = {one["node"]: one["health"] for one in output["nodes"]}
-    assert verdicts["node-0"] == verdicts["node-1"] != "unreachable"
-    assert verdicts["node-2"] == "unreachable"
+    health = {one["node"]: one["health"] for one in output["nodes"]}
+    assert health["node-0"] == health["node-1"] != "unreachable"
+    assert health["node-2"] == "unreachable"
     assert output["nodes"][0]["unknown"] == output["nodes"][1]["unknown"]
     assert here("node", "check", "--cluster", "cluster.yaml", "--json").returncode == 1
     assert "unreachable" in here("node", "ls", "--cluster", "cluster.yaml").stdout

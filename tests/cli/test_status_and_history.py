@@ -18,7 +18,7 @@ from holdfast.history.store import History
 from holdfast.policies.nodes.node_health import FRESH, HealthAssessment
 from holdfast.report.text.wording import decided
 from tests.cli.conftest import Command
-from tests.cli.written_history import TRACEBACK, Author, a_verdict
+from tests.cli.written_history import TRACEBACK, Author, an_incident_diagnosis
 from tests.mentions import mentions, one_line_mentions
 
 
@@ -215,7 +215,7 @@ def test_show_has_faults_decisions_and_phases(here: Command, running: Author) ->
 def test_show_has_hypotheses_with_their_evidence(here: Command, running: Author, book: History) -> None:
     """The newest diagnosis counts: each hypothesis with its confidence, its evidence with time and source, what it leaves unexplained."""
     (incident, *_) = queries.incidents(book, running.job.id)
-    running.write(a_verdict(incident, 0.4), a_verdict(incident, 0.8))
+    running.write(an_incident_diagnosis(incident, 0.4), an_incident_diagnosis(incident, 0.8))
     text = here("incidents", "show", "1", "--job", "gpt-small").stdout
     for named in (
         ("80.0%", "gpu-off-bus", "n1", "gpu"),

@@ -17,7 +17,7 @@ from tests.detectors.evidence_of import a_killed, an_echo, an_end, an_error, see
 
 
 def a_fault(kind: str, node: str | None = "n0", at: float = 0.0, **facts: object) -> Fault:
-    """Return a fault that somebody told of."""
+    """Return a fault that somebody reported."""
     return Fault(**{"kind": kind, "at": at, "node": node, "quote": kind, "source": "a test", **facts})  # type: ignore[arg-type]
 
 
@@ -216,5 +216,5 @@ def test_an_end_that_nothing_knows_is_kept_as_unknown_with_its_context(end: obje
 
 
 def test_the_families_of_secondary_failures_and_of_what_follows_the_step_do_not_overlap() -> None:
-    """What tells of a loss is never the script's."""
+    """What reports a loss is never the script's."""
     assert not {name for name in CATALOGUE if is_secondary(name) and follows_step(name)}

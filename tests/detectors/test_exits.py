@@ -1,4 +1,4 @@
-"""How a worker ended, stood still or could not start: what each end is called."""
+"""How a worker ended, stopped or could not start: what each end is called."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_the_grace_of_a_stopped_worker_is_a_second_unless_the_job_says_otherwise
 
 
 def test_the_last_line_of_a_rank_is_no_evidence_of_who_killed_it() -> None:
-    """Unless it tells of trouble, or the rank ended by itself."""
+    """Unless it reports trouble, or the rank ended by itself."""
     notice = "step 12 loss 3.1\nreplica-lag: /dev/shm/x: 10 snapshots were left out by step 110"
     assert the_fault(an_end(signal=9, output=notice)).detail == ""
     assert the_fault(an_end(signal=15, output=notice)).detail == ""

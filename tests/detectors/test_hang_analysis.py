@@ -140,7 +140,7 @@ def test_two_that_disagree_have_no_majority() -> None:
 
 
 def test_ranks_that_wait_for_each_other_in_different_groups_are_a_deadlock() -> None:
-    """Nobody is waited for who does not wait: the circle is told, step by step."""
+    """Nobody is waited for who does not wait: the cycle is described, step by step."""
     one = status(member(work(3), ranks=(0, 1), name="a"), member(ranks=(0, 1), name="b", all=5))
     other = status(member(ranks=(0, 1), name="a", all=2), member(work(6), ranks=(0, 1), name="b"))
     fault = the_fault(quiet(one, other))

@@ -1,4 +1,4 @@
-"""Stragglers, slow links, slow data and jobs that became slower: each is told from the others, and no clean run is accused."""
+"""Stragglers, slow links, slow data and jobs that became slower: each is distinguished from the others, and no clean run is accused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What agents tell a flow: whatever it is, the flow goes on, and no node speaks for the ranks of another."""
+"""What agents send a controller: whatever it is, the controller goes on, and no node speaks for the ranks of another."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_no_node_speaks_for_the_ranks_of_another(run: JobController, name: str, 
 
 
 def test_an_agent_that_is_reached_late_and_knows_of_an_older_generation_has_the_recovery_decided_anew(run: JobController) -> None:
-    """It was presumed to be in the present one, of which the flow before did not live to tell it."""
+    """It was presumed to be in the present one, of which the flow before did not live to record it."""
     run.generations.begin(1, dict(MEMBERSHIP), rank_table=run.generations.rank_table)
     run.generations.state.unseen = {1}
     run.agents._late.put(("b", {**ABOUT, "generation": 1}))

@@ -43,7 +43,7 @@ def node() -> Iterator[MemoryNode]:
 
 
 def unharmed(node: MemoryNode) -> None:
-    """Tell that the server lives, serves the job, and that what looks whole is whole."""
+    """Assert that the server lives, serves the job, and that what looks whole is whole."""
     assert node.process is not None
     assert node.process.poll() is None
     assert "rank-00003.0.snap" in RemoteMemstore(node.address, TOKEN, labels_seconds=30).labels()
@@ -72,7 +72,7 @@ def test_a_stranger_learns_nothing(node: MemoryNode, data: bytes) -> None:
 
 
 def say(node: MemoryNode, data: bytes) -> None:
-    """Come in as one who knows the token, say *data* and hear what there is to hear."""
+    """Come in as one who knows the token, send *data* and read whatever comes."""
     with connect(node.address, TOKEN, seconds=20) as line, contextlib.suppress(OSError):
         line.socket.sendall(data)
         line.socket.shutdown(socket.SHUT_WR)

@@ -100,7 +100,7 @@ class FalseTransport:
         return "10.0.0.1"
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """There is nothing to close."""
 
 
 def asked(ask: Callable[[RemoteNodes], object], answer: Callable[[Message], bytes], interface: str | None = None) -> str:
@@ -156,7 +156,7 @@ def test_whatever_a_gate_answers_it_is_a_value_or_the_nodes_trouble(reply: tuple
 
 
 def test_an_honest_gate_is_understood() -> None:
-    """Every order that has an answer of its own is among those that are spoiled; a gate may tell more than is known."""
+    """Every order that has an answer of its own is among those that are spoiled; a gate may answer more than is known."""
     assert HONEST.keys() == ANSWERS.keys()
     for name, ask in ASK.items():
         assert asked(ask, lambda order: answering("", {})({**order}).replace(b'"ok":', b'"more":[1],"ok":')) == "", name

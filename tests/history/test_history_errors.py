@@ -295,7 +295,7 @@ def test_a_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_refused_access_names_reason_and_cure(postgres: PostgresServer, user: str, database: str, expected: str) -> None:
-    """The server runs: nobody is told to start it, and nothing waits for it."""
+    """The server runs: no message says to start it, and nothing waits for it."""
     with psycopg.connect(host=str(postgres.folder), user="holdfast", dbname="postgres") as admin:
         for role in ("guarded LOGIN PASSWORD 'another'", "nologin NOLOGIN", "barred LOGIN"):
             name = role.partition(" ")[0]
@@ -308,7 +308,7 @@ def test_refused_access_names_reason_and_cure(postgres: PostgresServer, user: st
 
 
 def test_a_server_that_has_no_connection_left_is_named_with_its_own_cure(postgres: PostgresServer) -> None:
-    """It runs: nobody is told to start it. Of a role's limit, and of the server's own, which is found by taking all that there are."""
+    """It runs: no message says to start it. Of a role's limit, and of the server's own, which is found by taking all that there are."""
     with ExitStack() as held:
         first = held.enter_context(psycopg.connect(host=str(postgres.folder), user="holdfast", dbname="postgres", autocommit=True))
         first.execute("CREATE ROLE crowded LOGIN CONNECTION LIMIT 0")

@@ -75,7 +75,7 @@ class Host:
 
     @property
     def kernel_log(self) -> Path:
-        """Return what it takes for `/dev/kmsg`. The machine's own tells of what other tests do to its disks and networks."""
+        """Return what it takes for `/dev/kmsg`. The machine's own has what other tests do to its disks and networks."""
         return self.place / "kmsg"
 
     def log(self, text: str, level: int = 3) -> None:

@@ -73,7 +73,7 @@ def test_a_host_has_a_name_processes_memory_and_a_home_of_its_own(rack: Rack) ->
 
 
 def test_a_host_has_a_kernel_log_of_its_own(rack: Rack) -> None:
-    """What one logs, the others do not hear, nor this machine; and a boot empties it."""
+    """What one logs, the others do not get, nor this machine; and a boot empties it."""
     rack[1].log("nvme nvme0: controller is down")
     assert [output_of(rack, host, "cat", "/dev/kmsg").partition(";")[2] for host in rack] == ["", "nvme nvme0: controller is down", ""]
     rack[1].power_cycle()
@@ -103,7 +103,7 @@ def test_a_host_can_be_cut_off_from_some_and_in_one_direction(rack: Rack) -> Non
 
 
 def test_a_host_without_power_says_nothing_and_comes_back_empty(rack: Rack) -> None:
-    """A connection hears nothing of a loss of power, but of a kernel that goes down."""
+    """A connection gets nothing at a loss of power, but of a kernel that goes down."""
     host = rack[2]
     for silent in (True, False):
         host.run("touch", "/dev/shm/lost")
@@ -124,7 +124,7 @@ def test_a_host_without_power_says_nothing_and_comes_back_empty(rack: Rack) -> N
 
 
 def test_links_can_be_slow_lossy_and_reset(rack: Rack) -> None:
-    """Delay, rate and loss are measured by what comes through, a reset by what the connection hears."""
+    """Delay, rate and loss are measured by what comes through, a reset by what the connection sees."""
     host = rack[0]
     host.lose(0.5)
     lost = [not reaches(host, rack.address) for _ in range(12)]

@@ -165,7 +165,7 @@ def orders_allow() -> bool:
 
 
 def line_roles() -> list[list[int]]:
-    """Return the roles that this hot spare was told of."""
+    """Return the roles that this hot spare received."""
     roles: list[list[int]] = json.loads(env["HOLDFAST_ROLES"])
     return roles
 

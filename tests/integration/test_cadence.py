@@ -15,7 +15,7 @@ SAVES = (
     f"if rank == 0 and step % int({EVERY}) == 0: "
     f"wish = line.may_commit(step).every; line.saved(step, f'/c/{{step}}', 0.001, 1); {EVERY} = str(wish or {EVERY})"
 )
-"""The paced script writes no real checkpoint, but asks for leave and tells of one whenever one is due, as the runtime does."""
+"""The paced script writes no real checkpoint, but asks for leave and reports one whenever one is due, as the runtime does."""
 
 
 def test_a_recovery_takes_the_cadence_that_the_measured_figures_ask_for(stage: Stage) -> None:

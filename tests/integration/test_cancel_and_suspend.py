@@ -255,7 +255,7 @@ def test_a_suspended_job_releases_its_nodes_and_the_same_job_continues_when_it_i
 def test_a_fault_while_a_job_is_being_suspended_is_not_fatal(desk: Desk) -> None:
     """A rank is killed in the moment of suspending: the job is suspended all the same, and continues."""
     run = desk.submits("faulty")
-    run.chaos.stop(1)  # the job stands still, and is to be diagnosed in a moment
+    run.chaos.stop(1)  # the job makes no progress, and is to be diagnosed in a moment
     run.suspends()
     run.chaos.kill(1)
     run.job_reaches("SUSPENDED")

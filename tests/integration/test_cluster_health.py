@@ -47,7 +47,7 @@ def test_nodes_are_shown_and_only_changes_reported(prefect_server: PrefectServer
     said = [one["state"]["message"] for one in tasks]
     assert all(said), "each says what it did"
     assert any(one_line_mentions(one, "2 of 3", "node-1") for one in said)
-    assert any(words.startswith("node-1: ") for words in said), "the change is told where it was found"
+    assert any(words.startswith("node-1: ") for words in said), "the change is reported where it was found"
 
     pages = asked(prefect_server, "artifacts/filter", artifacts={"key": {"any_": ["checked-nodes"]}}, sort="CREATED_DESC")
     table = json.loads(pages[0]["data"])

@@ -39,7 +39,7 @@ Begin = Callable[..., AbstractContextManager[HostJob]]
 DETACHED = 6
 """Exit status of a flow that detached from its job."""
 EVERY = 10
-"""Steps between two checkpoints; the agent of rank 0 tells of them."""
+"""Steps between two checkpoints; the agent of rank 0 reports them."""
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def job(rack: Rack, prefect_server: PrefectServer, tmp_path_factory: pytest.Temp
 
 
 def checkpoints_after(job: HostJob, step: int) -> list[int]:
-    """Return the checkpoints after *step* that the history knows of: those that were written, as any rank may tell of a trouble."""
+    """Return the checkpoints after *step* that the history knows of: those that were written, as any rank may report a trouble."""
     return [
         one.step for one in queries.checkpoints(job.history, job.row.id) if one.step is not None and one.step > step and not one.problem
     ]
@@ -87,7 +87,7 @@ def test_a_host_that_only_the_orchestrator_misses_trains_on(job: HostJob, direct
         job.until(lambda: job.step() >= begun + UNHEARD, "steps meanwhile")
         assert host.lost() > 0, "the cut took nothing"
         if direction != "in":
-            assert not checkpoints_after(job, begun), "the flow heard of it all the same"
+            assert not checkpoints_after(job, begun), "the controller got it all the same"
     finally:
         host.heal()
     job.until(lambda: checkpoints_after(job, begun), f"the checkpoints after step {begun} in the history")
@@ -105,25 +105,25 @@ def deaf(rack: Rack, job: HostJob, direction: Direction = "both") -> Iterator[No
         host.cut("orchestrator", direction)
     try:
         yield
-        job.until(lambda: said(job, "no message from any node") == silences + 1, "a flow that knows that it hears nobody")
+        job.until(lambda: said(job, "no message from any node") == silences + 1, "a controller that knows that it is cut off")
     finally:
         for host in rack:
             host.heal()
-    job.until(lambda: said(job, "nodes can be reached again") == ends + 1, "a flow that hears them again")
+    job.until(lambda: said(job, "nodes can be reached again") == ends + 1, "a controller that reaches them again")
 
 
 def test_a_partitioned_controller_is_replaced_by_a_standby_that_reaches_hosts(
     rack: Rack, job: HostJob, prefect_server: PrefectServer
 ) -> None:
-    """Nobody has died, and nothing is an incident: who hears the hosts steers, and mends what happens next. Then it goes back."""
+    """Nobody has died, and nothing is an incident: who reaches the hosts runs the job and recovers it. Then it goes back."""
     job.settles()
     before, known, flow, host = job.chaos.ranks(), len(job.incidents()), job.flows[-1], job.spare()
-    with steered_from(rack, job, host, prefect_server) as standby:
+    with standby_on(rack, job, host, prefect_server) as standby:
         for one in rack:
             one.cut("orchestrator")
         try:
             assert flow.wait(120) == DETACHED, job.log()
-            job.until(lambda: said(job, f"the standby controller on {host.name} controls"), "a standby that steers")
+            job.until(lambda: said(job, f"the standby controller on {host.name} controls"), "a standby that controls")
             assert sum(mentions(one.text, f"on {host.name}", "3 of 3") for one in queries.job_events(job.history, job.row.id)) == 1
             all_steps_recorded(job)
         finally:
@@ -142,7 +142,7 @@ def test_a_partitioned_controller_is_replaced_by_a_standby_that_reaches_hosts(
 
 
 @contextmanager
-def steered_from(rack: Rack, job: HostJob, host: Host, prefect: PrefectServer) -> Iterator[subprocess.Popen[bytes]]:
+def standby_on(rack: Rack, job: HostJob, host: Host, prefect: PrefectServer) -> Iterator[subprocess.Popen[bytes]]:
     """Have a standby on *host*, which reaches the Prefect server by a tunnel that no cut from the orchestrator is about."""
     port, home = urlsplit(prefect.url).port, job.place / "elsewhere"
     home.mkdir()
@@ -174,7 +174,7 @@ def all_steps_recorded(job: HostJob) -> None:
 
 @pytest.mark.parametrize("direction", ["both", "in", "out"])
 def test_an_orchestrator_that_reaches_no_host_leaves_the_job_alone(rack: Rack, job: HostJob, direction: Direction) -> None:
-    """It cannot know whether ranks stand still, and could not mend it if they did. Training goes on; the history gets all of it later."""
+    """It cannot know whether ranks have stopped, and could not restart them. Training goes on; the history gets all of it later."""
     job.settles()
     before, known, begun = job.chaos.ranks(), len(job.incidents()), job.step()
     with deaf(rack, job, direction):
@@ -215,7 +215,7 @@ def logged(job: HostJob) -> list[FaultRecord]:
 
 
 def test_a_flow_that_takes_over_while_it_can_reach_no_host_waits_for_them(rack: Rack, job: HostJob) -> None:
-    """It knows from the history alone who trains, and hears of it once the way is mended."""
+    """It knows from the history alone who trains, and learns the rest once the path is restored."""
     job.settles()
     before, known, begun = job.chaos.ranks(), len(job.incidents()), job.step()
     with deaf(rack, job):
@@ -230,7 +230,7 @@ def test_a_flow_that_takes_over_while_it_can_reach_no_host_waits_for_them(rack: 
 
 
 def test_a_recovery_that_comes_to_its_deadline_unheard_is_waited_for(rack: Rack, job: HostJob) -> None:
-    """The take-over was ordered and may have begun; who hears nobody does not decide anew."""
+    """The take-over was ordered and may have begun; who reaches nobody does not decide anew."""
     job.settles()
     known, before = len(job.incidents()), job.chaos.ranks()
     (job.place / "hang-1").touch()  # the rank, and then the hot spare that takes its place
@@ -275,7 +275,7 @@ def test_a_flow_that_takes_over_while_a_host_is_cut_off_waits_for_it(job: HostJo
 
 
 def test_a_flow_that_takes_over_after_a_host_was_lost_gives_its_rank_to_another(job: HostJob) -> None:
-    """Nobody has ever spoken with that host's agent: that the others stand still is what tells that it is gone."""
+    """Nobody has ever spoken with that host's agent: that the others have stopped is what shows that it is gone."""
     job.settles()
     host, known = job.host_of(2), len(job.incidents())
     job.flows[-1].kill()
@@ -433,7 +433,7 @@ def test_a_host_that_only_its_peers_miss_is_named_by_them_and_gives_way(job: Hos
 
 @pytest.mark.parametrize("direction", ["in", "out"])
 def test_a_host_that_is_cut_off_from_all_in_one_direction_gives_way(job: HostJob, direction: Direction) -> None:
-    """It hears nobody and is heard, or the other way round: no connection lives long either way. Another takes its rank."""
+    """It receives nothing and is received, or the other way round: no connection lives long either way. Another takes its rank."""
     job.settles()
     before, host, known = job.chaos.ranks(), job.host_of(1), len(job.incidents())
     there = {rank for rank, one in before.items() if one.node == host.name}  # earlier tests may have left it two
@@ -458,7 +458,7 @@ def test_a_host_that_is_cut_off_from_all_in_one_direction_gives_way(job: HostJob
 
 
 def test_two_hosts_that_do_not_reach_each_other_train_no_longer_together(job: HostJob) -> None:
-    """All others reach both, so nobody can tell whose doing it is. One gives its place to the spare host, with no grave word against it."""
+    """All others reach both, so nobody knows whose fault it is. One gives its place to the spare host, with no grave word against it."""
     job.settles()
     before, one, other, known = job.chaos.ranks(), job.host_of(0), job.host_of(1), len(job.incidents())
     one.cut([other])
@@ -541,7 +541,7 @@ def test_ranks_that_were_given_up_and_need_nobody_else_train_on_and_save_nothing
 
 
 def test_the_only_host_of_a_job_is_replaced_where_others_of_the_cluster_answer(begun: Begin) -> None:
-    """No agent is left to be heard, but nodes that have nothing to do with the job tell that the way to it is not cut."""
+    """No agent is left to be reached, but nodes that have nothing to do with the job show that the path to it is not cut."""
     with begun("sole", {"interval": 5}, {"nnodes": 1, "nproc_per_node": 2}) as sole:
         sole.settles()
         host = sole.host_of(0)

@@ -274,7 +274,7 @@ def ended(server: PrefectServer, run: str) -> tuple[str, ...]:
 
 
 def id_in(said: str) -> str:
-    """Return the id of the run that `prefect deployment run` told of."""
+    """Return the id of the run that `prefect deployment run` printed."""
     return said.partition("UUID: ")[2].split()[0]
 
 

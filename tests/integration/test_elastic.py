@@ -24,7 +24,7 @@ ONE = {"OMP_NUM_THREADS": "1"}
 
 
 def begun(play: Play) -> None:
-    """Wait until the job has told who holds copies of what."""
+    """Wait until the job has reported who holds copies of what."""
 
     def has_copies() -> bool:
         newest = queries.newest_generation(play.stage.history, play.job.id)

@@ -1,4 +1,4 @@
-"""The flow-run page tells the story: task runs named for what happened, in the order of a graph, and incidents in the log."""
+"""The flow-run page shows the story: task runs named for what happened, in the order of a graph, and incidents in the log."""
 
 from __future__ import annotations
 

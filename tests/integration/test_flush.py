@@ -42,7 +42,7 @@ def saved(play: Play) -> list[Checkpoint]:
 
 
 def count_of(play: Play, kind: str) -> int:
-    """Return how often a trouble was told."""
+    """Return how often a problem was reported."""
     return sum(one.problem == kind for one in queries.checkpoints(play.stage.history, play.job.id))
 
 
@@ -95,7 +95,7 @@ def test_shards_become_checkpoints_that_plain_torch_reads_and_a_run_goes_on_from
 
 
 def test_a_job_that_ends_before_its_goal_keeps_its_newest_step(stage: Stage, alone: Callable[..., None]) -> None:
-    """All its nodes are told to go, by a file; then a person stops it: what the nodes hold is saved each time, and led on from.
+    """All its nodes get a preemption notice, by a file; then a person stops it: what the nodes hold is saved each time, and led on from.
 
     Under torch's own groups nobody votes, and the workers die of the signal.
     """
@@ -136,7 +136,7 @@ def saved_at_the_end(play: Play) -> int:
 
 
 def test_a_slow_disk_and_a_killed_checkpoint_writer_hold_up_nobody(stage: Stage) -> None:
-    """Checkpoints are left out, which is told once; who is killed over one is replaced, and in the end one stands."""
+    """Checkpoints are left out, which is reported once; who is killed over one is replaced, and in the end one stands."""
     limited = {"interval": 5, "bandwidth": "8KB", "memory": MEMORY}
     play = stage.play("slow", script=COPIES, args=["2000", str(stage.home / "slow.json")], **NODES, checkpoint=limited)
     play.reaches("RUNNING")

@@ -161,10 +161,10 @@ def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage, undistu
     assert facts is not None, play.log()
     assert facts["source"] == "memory", play.log()
     assert facts["replicas"] >= 1, play.log()
-    assert 0 <= facts["snapshot_age"] <= 21 - newest, f"a snapshot is told of with the step after it\n{play.log()}"
+    assert 0 <= facts["snapshot_age"] <= 21 - newest, f"a snapshot is reported with the step after it\n{play.log()}"
     play.steps_to(44)
     stood = time.monotonic()
-    wait_until(lambda: time.monotonic() > stood + reports.REPORT_SECONDS, seconds=60)  # the next beat tells what snapshots cost by now
+    wait_until(lambda: time.monotonic() > stood + reports.REPORT_SECONDS, seconds=60)  # the next beat reports what snapshots cost by now
     opens(play, 45)
     row = wait_until(lambda: on_record(play), seconds=60, explain=play.log)
     assert row is not None

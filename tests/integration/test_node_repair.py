@@ -128,7 +128,7 @@ def test_a_node_held_for_its_gpu_stays_out_where_no_gpu_can_be_seen(prefect_serv
 
 
 def reported_states(server: PrefectServer) -> set[tuple[str, str]]:
-    """Return nodes and the states that events tell of."""
+    """Return nodes and the states that events report."""
     names = [f"holdfast.node.service.{state}" for state in ("healthy", "quarantined", "decommissioned")]
     wanted = {"event": {"name": names}, "resource": {"id": [f"holdfast.node.mended.{node}" for node in PLACE.names]}}
     found: list[dict[str, Any]] = asked(server, "events/filter", filter=wanted, limit=50)["events"]

@@ -30,7 +30,7 @@ SPARE = {"nnodes": 2, "nproc_per_node": 1, "spare_nodes": 1, "hot_spares": 0}
 
 
 def drain(play: Play, *words: str) -> dict[str, Any]:
-    """Say a person's word about a node of the job's cluster, as a person would; return what programs are told."""
+    """Say a person's word about a node of the job's cluster, as a person would; return what programs get."""
     command = [sys.executable, "-m", "holdfast", "node", "drain", *words, "--job", play.name, "--json"]
     done = subprocess.run(command, env=play.stage.environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -122,7 +122,7 @@ def test_the_loss_curve_of_a_drained_job_is_that_of_an_undisturbed_one_to_the_bi
 
 @pytest.mark.timeout(240)
 def test_a_job_ends_saved_before_its_allocation_does_on_nodes_that_are_there_so_long(stage: Stage) -> None:
-    """A node with maintenance before then is passed over; what is planned while it runs is heard; the next run goes on from its end."""
+    """A node with maintenance before then is passed over; what is planned while it runs counts; the next run goes on from its end."""
     now = datetime.now(UTC)
     early = {"nodes": ["node-0"], "start": str(now + timedelta(seconds=55)), "lead_time": "1s", "reason": "new fan"}
     late = {"nodes": ["node-1"], "start": str(now + timedelta(hours=1)), "lead_time": "2h", "reason": "new disk"}

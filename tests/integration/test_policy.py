@@ -25,7 +25,7 @@ def killed(play: Play, number: int) -> None:
 
 
 def test_a_policy_file_is_read_anew_and_a_bad_one_changes_nothing(stage: Stage, tmp_path: Path) -> None:
-    """The same kill is answered in place, then by another node; the broken file is told of once, and outlives the flow."""
+    """The same kill is answered in place, then by another node; the broken file is reported once, and outlives the flow."""
     stage.widen({f"node-{number}": f"rack-{number}" for number in range(4)})
     file = tmp_path / "careful.yaml"
     file.write_text("based_on: balanced\nmax_restarts_in_place: 9\n")

@@ -82,7 +82,7 @@ class Place:
             return move.after if move else ""
 
     def flow(self, job: str) -> int:
-        """Return the pid of the flow that steers *job*, or 0."""
+        """Return the pid of the flow that runs *job*, or 0."""
         with closing(History.open(self.history, create=False)) as history:
             holder = holder_of(history, queries.newest_job(history, job).id)
             return holder.pid if holder else 0

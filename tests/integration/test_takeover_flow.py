@@ -70,7 +70,7 @@ def test_a_killed_rank_goes_on_in_a_hot_spare_and_the_others_keep_their_processe
     """The hot spare waits on the spare node; the next one is started when training runs again. Then the node of rank 0 is lost.
 
     That leaves no spare node: a free one of the cluster is taken in, and the next hot spare waits there. With each generation those that
-    live hear where memory is served now: on their own node, and on those without a rank.
+    live learn where memory is served now: on their own node, and on those without a rank.
     """
     on_regroup = "if order['do'] == 'regroup': print('servers', *order['memory'], flush=True)"
     stage.widen({f"node-{number}": f"node-{number}" for number in range(4)})
@@ -131,7 +131,7 @@ def test_without_a_hot_spare_a_fresh_process_takes_over_on_the_same_node(stage: 
 
 @pytest.mark.long
 def test_groups_that_broke_without_a_lost_rank_cost_the_step_and_no_process(stage: Stage) -> None:
-    """Every rank tells of a broken connection and lives: all stay where they are, meet again and do the step again."""
+    """Every rank reports a broken connection and lives: all stay where they are, meet again and do the step again."""
     each = "if step == 30 and generation == 1: line.report('broken', generation=1, step=29, group='0', why='Connection reset by peer')"
     play = begun(stage, "blip", "--each", each, **TWO)
     play.steps_to(10)
@@ -205,7 +205,7 @@ def test_ranks_whose_node_refused_them_are_placed_anew_with_the_one_it_refused_t
 
 
 def moved(play: Play, *what: str) -> tuple[int, dict[str, Any]]:
-    """Ask for a planned move as a person does; return the exit status and what was told."""
+    """Ask for a planned move as a person does; return the exit status and what was printed."""
     words = [sys.executable, "-m", "holdfast", "node", "migrate", play.name, *what, "--timeout", "30s", "--json"]
     done = subprocess.run(words, env=play.stage.environment, capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout, done.stderr

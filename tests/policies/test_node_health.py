@@ -98,7 +98,7 @@ def test_a_fault_that_comes_and_goes_does_not_make_health_flap() -> None:
 def test_a_fault_that_makes_a_node_unhealthy_counts_for_longer() -> None:
     """A line of the log is no state: its silence proves little."""
     bad = a_node(lines=(FATAL,))
-    looks = [bad, *[bad] * CLEAN, bad]  # the line stays in the log, and is told once
+    looks = [bad, *[bad] * CLEAN, bad]  # the line stays in the log, and is reported once
     assert standings(*looks) == ["unhealthy"] * len(looks)
     assert standings(*looks, every=HELD / 2) == ["unhealthy"] * CLEAN + ["healthy"] * (len(looks) - CLEAN)
 
@@ -210,6 +210,6 @@ def test_an_assessment_expires() -> None:
 def test_a_node_that_is_only_busy_is_not_degraded() -> None:
     """Its load is shown, and says nothing against it."""
     assert isinstance(WELL.host, HostReading)
-    (verdict,) = story(dataclasses.replace(WELL, host=dataclasses.replace(WELL.host, load_5m=90.0)))
-    assert [one.kind for one in verdict.findings] == ["host-overloaded"]
-    assert verdict.status == "healthy"
+    (assessment,) = story(dataclasses.replace(WELL, host=dataclasses.replace(WELL.host, load_5m=90.0)))
+    assert [one.kind for one in assessment.findings] == ["host-overloaded"]
+    assert assessment.status == "healthy"

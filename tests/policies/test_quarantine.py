@@ -56,7 +56,7 @@ def done(answer: Answer) -> Node:
 
 
 def test_the_third_suspicion_within_a_day_quarantines() -> None:
-    """Two make it suspect; one that is a day old does not count any more, nor one that was seen before the last was told."""
+    """Two make it suspect; one that is a day old does not count any more, nor one that was seen before the last was reported."""
     rules = Rules(suspicions=3, suspicion_window=100.0)
     ward = replace(WARD, rules=rules)
     once = done(suspect(FRESH, word(10.0), ward))
@@ -163,7 +163,7 @@ def test_an_uncordon_during_a_burn_in_lets_it_go_on() -> None:
 
 
 def test_of_two_persons_cordons_one_must_be_named() -> None:
-    """A person does not lift another one's by accident; the numbers are told."""
+    """A person does not lift another one's by accident; the numbers are shown."""
     both = done(cordon(done(cordon(FRESH, word(1.0, ANN))), word(2.0, BOB)))
     answer = uncordon(both, word(3.0, ANN))
     assert isinstance(answer, TransitionRefused)

@@ -186,13 +186,13 @@ class Wards(RuleBasedStateMachine):
 
     @rule(name=A_NODE, cordon=A_NUMBER, number=A_NUMBER, passed=AN_OUTCOME)
     def a_late_burn_in_ends(self, name: str, cordon: int, number: int, passed: bool | None) -> None:  # noqa: FBT001 (hypothesis names it)
-        """Hear of a burn-in that is mostly not the one that runs."""
+        """Receive the result of a burn-in that is mostly not the one that runs."""
         self.end(name, BurnInAttempt(cordon=cordon, number=number), passed=passed)
 
     @precondition(lambda self: any(one.test for name in NAMES for one in self.read(name).cordons))
     @rule(data=st.data(), passed=AN_OUTCOME)
     def the_burn_in_ends(self, data: st.DataObject, passed: bool | None) -> None:  # noqa: FBT001
-        """Hear of one that runs."""
+        """Receive that of one that runs."""
         running = [
             (name, BurnInAttempt(cordon=one.number, number=one.test)) for name in NAMES for one in self.read(name).cordons if one.test
         ]

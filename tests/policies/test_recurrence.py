@@ -139,7 +139,7 @@ def test_what_is_possible_decides_a_node_stays_where_no_spare_is() -> None:
 
 
 def test_what_ends_processes_is_counted_only_where_somebody_says_so() -> None:
-    """It tells of the script as well, and has a budget of its own."""
+    """It points to the script as well, and has a budget of its own."""
     case = a_case(spares=("s",), earlier=before(10, 20, 30))
     assert passed(LeaveWhenRecurring(), case) == f"{KILL} is not counted"
     assert noted(LeaveWhenRecurring(process_times=4), case).worn == {"a"}

@@ -127,6 +127,6 @@ def test_a_full_disk_and_a_broken_one_are_found(small_disk: Path) -> None:
     (small_disk / "big").unlink()
     trigger = Path("/sys/fs/ext4") / Path(the_mount(small_disk).source).name / "trigger_fs_error"
     if not trigger.exists():
-        pytest.skip("this kernel cannot be told to meet an error")
+        pytest.skip("this kernel cannot be made to meet an error")
     trigger.write_text("1")
     assert sorted(fault.kind for fault in judged(the_mount(small_disk))) == ["filesystem-read-only", "io-errors"]

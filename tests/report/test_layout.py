@@ -15,7 +15,7 @@ RECORDED: list[dict[str, Any]] = json.loads(FILE.read_text())
 
 
 def facts_of(operations: list[Any], *, offset: int = 0, times: int = 1, **more: Any) -> dict[int, ProfileFacts]:
-    """Return what the ranks of a pipeline tell, whose rank r has the number *offset* + r x *times*."""
+    """Return what the ranks of a pipeline report, whose rank r has the number *offset* + r x *times*."""
     return {
         offset + rank * times: ProfileFacts(operations=[(what, offset + peer * times) for what, peer in done], **more)
         for rank, done in enumerate(operations)

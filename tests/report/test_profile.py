@@ -84,7 +84,7 @@ def test_an_earlier_run_is_said_to_be_one(tmp_path: Path) -> None:
 
 
 def test_clocks_that_differ_are_not_trusted(tmp_path: Path) -> None:
-    """Nodes an hour apart are drawn from their own begins; so are ranks that tell of different steps."""
+    """Nodes an hour apart are drawn from their own begins; so are ranks that report different steps."""
     found = profile_of(
         tmp_path, *(profile_files.rank_file(rank, 4, began=profile_files.BEGAN + 3600 * (rank // 2) + 0.001 * rank) for rank in range(4))
     )

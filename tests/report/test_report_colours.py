@@ -107,5 +107,5 @@ def test_every_word_can_be_read(theme: str, ink: str, paper: str) -> None:
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("line", ["--loss", "--again", "--incident", "--training"])
 def test_every_line_stands_out(theme: str, line: str) -> None:
-    """Lines are shapes, not words: 2.1 to 1 at the least, and the main ones are told apart by more than colour."""
+    """Lines are shapes, not words: 2.1 to 1 at the least, and the main ones are distinguished by more than colour."""
     assert contrast(THEMES[theme][line], THEMES[theme]["--card"]) >= 2.1

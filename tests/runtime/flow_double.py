@@ -84,7 +84,7 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a job ended: what each rank *told* at its end, the *losses* it committed by step, and its last exit *status*."""
+    """How a job ended: the *results* of each rank, the *losses* it committed by step, and its last exit *status*."""
 
     results: list[Any]
     losses: list[dict[int, float | None]]
@@ -116,9 +116,9 @@ class FlowDouble:
         self.changes = dict.fromkeys(range(ranks), 0)
         """How often each rank went to another process."""
         self.every: int | None = None
-        """Steps between checkpoints that the coming generation is told of."""
+        """Steps between checkpoints that the coming generation uses."""
         self.interval: int | None = None
-        """Steps between checkpoints that rank 0 is told of when it saves."""
+        """Steps between checkpoints that rank 0 gets when it saves."""
         self.servers: Mapping[str, tuple[str, int]] = more.get("servers", {})
         """Where the memory of nodes is served from the coming generation on."""
         self.places = {rank: f"node-{rank // self.stride}" for rank in range(ranks)}
@@ -149,7 +149,7 @@ class FlowDouble:
     def hot_spare(
         self, number: int, roles: Sequence[Sequence[int]] | None = None, park: int = 0, *, environment: Mapping[str, str] | None = None
     ) -> None:
-        """Start a hot spare; `hear` returns when it is offloaded."""
+        """Start a hot spare; `receive` returns when it is offloaded."""
         known = [list(role) for role in roles or [range(self.ranks)]]
         status = {"HOLDFAST_HOT_SPARE": str(number), "HOLDFAST_ROLES": json.dumps(known), "HOLDFAST_WAITING_ROLE": str(park)}
         self._fork(f"s{number}", {**self._of(min(known[park])), **status, **(environment or {})}, f"hot-spare-{number}")

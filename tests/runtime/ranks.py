@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How one rank exited: its exit *status* (negative: the signal), what it *told*, and its *log*."""
+    """How one rank exited: its exit *status* (negative: the signal), its *result*, and its *log*."""
 
     status: int
     result: Any

@@ -98,7 +98,7 @@ def test_an_invalid_step_or_loss_is_an_error(agent: AgentDouble, call: str, word
 
 
 def test_a_section_within_a_section_does_not_end_the_outer_one(agent: AgentDouble) -> None:
-    """The agent knows one section at a time: after the inner one it is told of the outer one again."""
+    """The agent knows one section at a time: after the inner one it gets the outer one again."""
     script = """
 import holdfast
 with holdfast.section("evaluation", 60):

@@ -47,7 +47,7 @@ OTHERS: dict[str, Callable[[], Tensor]] = {
 
 @given(st.lists(st.integers(0, 4), max_size=4), st.data())
 def test_a_layout_is_dense_when_torch_says_so(shape: list[int], data: st.DataObject) -> None:
-    """For any strides: torch has an operator of its own that tells it."""
+    """For any strides: torch has an operator of its own for that."""
     strides = data.draw(
         st.lists(st.integers(0, 16), min_size=len(shape), max_size=len(shape)) | st.just(list(tensor_layout.contiguous(shape)))
     )
@@ -69,7 +69,7 @@ def test_what_fills_its_memory_is_seen_as_it_lies_there(name: str) -> None:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_does_not_is_never_taken_for_memory(name: str) -> None:
-    """It has no flat view, and is told as the contiguous tensor that a copy of it is."""
+    """It has no flat view, and is treated as the contiguous tensor that a copy of it is."""
     one = OTHERS[name]()
     with pytest.raises(ValueError, match="copy it first"):
         bytes_of(one)

@@ -24,7 +24,7 @@ LEVEL = {
     "managed": NOT_REPAIRED,
     "stock": "process groups are PyTorch's own because the job says `groups: stock`",
 }
-"""What a job is told, by its ``groups``."""
+"""The arguments of a job, by its ``groups``."""
 
 
 def levels(flow: FlowDouble) -> set[tuple[str, str]]:
@@ -73,7 +73,7 @@ def test_manual_optimization_and_workers_continue_bit_equal(workers: Workers, tm
 def test_fewer_ranks_take_the_rest_of_the_epoch(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> None:
     """After 12 of 30 samples one rank goes on with the next: it counts batches of 3 where two ranks counted 6 samples.
 
-    The groups are demanded: the rank that is left ends with the lost one, and is told why no other took its place.
+    The groups are demanded: the rank that is left ends with the lost one, and names why no other took its place.
     """
     folder = tmp_path_factory.mktemp("f")
     flow = FlowDouble(workers, folder, SCRIPT, ranks=2, stride=1, chaos=[fault(0, "step", 2)], save=1, groups="managed").begin()

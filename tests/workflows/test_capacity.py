@@ -46,7 +46,7 @@ def test_nodes_that_are_quarantined_or_do_not_answer_are_not_free(history: Histo
 
 
 def test_a_wait_ends_as_soon_as_a_node_comes_back(history: History) -> None:
-    """A line tells what is waited for, once for each change; the node comes back while that line is told."""
+    """A line says what is waited for, once for each change; the node comes back while that line is written."""
     quarantined(history, "node-1")
     LocalNodes.of(SMALL).power_off("node-2")
     lines: list[str] = []
