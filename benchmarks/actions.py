@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.steered import Steered, kill_at_start, power_off_at_start
+from benchmarks.controlled import ControlledJob, kill_at_start, power_off_at_start
 from holdfast.history import approvals, models, queries
 from holdfast.history.approvals import KEEP, ApprovalAnswer
 
@@ -59,7 +59,7 @@ class Actions:
         self.times, self.policy, self._runs = times, place / "policy.yaml", False
         place.mkdir(parents=True)
         self.rule("retry-step", "replace-ranks", "restart-workers")
-        self.job = Steered(
+        self.job = ControlledJob(
             place,
             environment,
             count=WANTED + NODES["spare_nodes"],
@@ -195,13 +195,13 @@ class Actions:
             if before.action == "request-approval":  # a person has answered: nothing failed
                 continue
             new = [fault.at for fault in faults if before.at < fault.at <= decision.at]
-            heard = [move.at for move in moves if move.event == "faulted" and before.at < move.at <= decision.at]
-            self.times.following[f"{before.action} -> {decision.action}"].append(sent - min([*new, *heard]))
+            faulted = [move.at for move in moves if move.event == "faulted" and before.at < move.at <= decision.at]
+            self.times.following[f"{before.action} -> {decision.action}"].append(sent - min([*new, *faulted]))
 
 
 def ordered(decision: models.DecisionRecord, one: models.Incident, moves: list[models.JobTransition], until: float) -> float | None:
     """Return when the orders of *decision* had gone out; nothing when it did not come to that before the next one."""
     if decision.action in ENDS:
         return next((move.at for move in moves if move.after == ENDS[decision.action] and decision.at <= move.at < until), None)
-    sent = [told["at"] for told in (one.facts or {}).get("orders", ()) if decision.at <= told["at"] < until]
+    sent = [order["at"] for order in (one.facts or {}).get("orders", ()) if decision.at <= order["at"] < until]
     return sent[0] if sent else None

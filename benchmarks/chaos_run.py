@@ -19,9 +19,9 @@ from typing import Any, Final, Protocol
 
 from sqlmodel import select
 
+from benchmarks.controlled import ControlledJob
 from benchmarks.havoc import DISK_BYTES, KINDS, LONGEST, Havoc
 from benchmarks.measuring import spread
-from benchmarks.steered import Steered
 from holdfast.accounting import losses as accounts
 from holdfast.detectors.training.groups import REPLACE_RANKS_FAILED
 from holdfast.detectors.training.progress import OVERRUN
@@ -71,17 +71,17 @@ class ChaosRun:
             self.wreak(havoc)
             last = self.end(job)
             left = job.left()
-            found = {**self.told(havoc), "steps": last, "processes_left": left, **self.compare(job, last)}
+            found = {**self.summary(havoc), "steps": last, "processes_left": left, **self.compare(job, last)}
         finally:
             job.close()
             if own_disk:
                 subprocess.run(["/bin/umount", "-l", str(broken / "checkpoints")], check=True)
         return {**found, "minutes": round((time.monotonic() - begin) / 60, 1)}
 
-    def start(self, place: Path, *more: str, rest: str = REST, **fields: Any) -> Steered:  # noqa: ANN401 (fields of a job)
+    def start(self, place: Path, *more: str, rest: str = REST, **fields: Any) -> ControlledJob:  # noqa: ANN401 (fields of a job)
         """Start a job whose end can be compared."""
         args = [*TRAINING, "--rest", rest, "--result", str(place / "result.json"), *more]
-        return Steered(place, self._environment, args=args, **{"timeouts": {"hang": "2s"}, **fields})
+        return ControlledJob(place, self._environment, args=args, **{"timeouts": {"hang": "2s"}, **fields})
 
     def mount(self, place: Path) -> bool:
         """Give the checkpoints a small file system of their own; return whether that can be."""
@@ -114,7 +114,7 @@ class ChaosRun:
                 job.goes_on(QUIET, seconds=LONGEST)
         job.goes_on(QUIET, seconds=LONGEST)
 
-    def end(self, job: Steered) -> int:
+    def end(self, job: ControlledJob) -> int:
         """Have the training end some steps from now; return its last step."""
         last = job.chaos.step() + LAST
         beside = job.checkpoints / ".last-step"
@@ -127,7 +127,7 @@ class ChaosRun:
 
     # -- what came of it ----------------------------------------------------------------------------------------------
 
-    def told(self, havoc: Havoc) -> dict[str, Any]:
+    def summary(self, havoc: Havoc) -> dict[str, Any]:
         """Return what happened, and how it was answered."""
         job = havoc.job
         rows = job.incidents()
@@ -159,7 +159,7 @@ class ChaosRun:
             "nodes_isolated": {node: reason for node, reason in isolated.items() if reason},
         }
 
-    def compare(self, job: Steered, last: int) -> dict[str, Any]:
+    def compare(self, job: ControlledJob, last: int) -> dict[str, Any]:
         """Train the same undisturbed, and compare every loss and the parameters."""
         calm = self.start(
             self.place / "calm",
@@ -193,13 +193,13 @@ class ChaosRun:
         }
 
 
-def put_out(job: Steered, node: str) -> list[str]:
+def put_out(job: ControlledJob, node: str) -> list[str]:
     """Return why *node* was ever taken out of service."""
     return [one.reason for one in cordons.history_of(job.history, job.nodes.name, node)]
 
 
-def excluded(job: Steered, node: str) -> list[str]:
-    """Return why the job ever let go of *node* although it answered."""
+def excluded(job: ControlledJob, node: str) -> list[str]:
+    """Return why the job ever released *node* although it answered."""
     query = select(models.NodeStatusChange).where(models.NodeStatusChange.node == node, models.NodeStatusChange.status == "excluded")
     with job.history.session() as session:
         return [one.reason for one in session.exec(query)]

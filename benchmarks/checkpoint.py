@@ -11,7 +11,7 @@
 - ``load``: a rank's state loaded from its node's memory, another node's, and disk (loading.py).
 - ``resume``: steps lost and time to resume under a real flow, by where the state was (resuming.py).
 
-How overheads are told: the slowest rank counts in each step. The n-th step of a block is compared with the n-th step of the block of
+How overheads are computed: the slowest rank counts in each step. The n-th step of a block is compared with the n-th step of the block of
 training alone of the same round; the figure is the median of these ratios, its interval (95 %) from drawing whole rounds anew, for steps of
 one block are not independent. ``whole`` beside it compares the means of all steps: it shows what a median would hide.
 
@@ -65,7 +65,7 @@ Rounds = list[list[float]]
 
 
 def run(place: Path, ranks: int, *, policy: str = "skip", **options: Any) -> list[dict[str, Any]]:  # noqa: ANN401 (options of the script)
-    """Run the stages; return what each has told."""
+    """Run the stages; return the report of each."""
     place.mkdir()
     memstore, out = place / "memstore", place / "out"
     memstore.mkdir(mode=0o700)
@@ -83,10 +83,10 @@ def run(place: Path, ranks: int, *, policy: str = "skip", **options: Any) -> lis
     }
     driver = Driver(fork_server, place / "job", argv, ranks, given)
     try:
-        told = [out / f"rank-{rank}.json" for rank in range(ranks)]
-        wait_for(lambda: all(path.exists() for path in told), f"the end of {ranks} stages", every=0.2, seconds=600)
+        paths = [out / f"rank-{rank}.json" for rank in range(ranks)]
+        wait_for(lambda: all(path.exists() for path in paths), f"the end of {ranks} stages", every=0.2, seconds=600)
         wait_for(lambda: len(driver.said("finished")) == ranks, f"the goodbyes of {ranks} stages", every=0.05)
-        return [json.loads(path.read_text()) for path in told]
+        return [json.loads(path.read_text()) for path in paths]
     finally:
         driver.close()
         fork_server.close()
@@ -95,10 +95,10 @@ def run(place: Path, ranks: int, *, policy: str = "skip", **options: Any) -> lis
 # -- figures ------------------------------------------------------------------------------------------------------------
 
 
-def steps_of(told: Sequence[Mapping[str, Any]]) -> dict[str, Rounds]:
+def steps_of(reports: Sequence[Mapping[str, Any]]) -> dict[str, Rounds]:
     """Return the seconds of every step of the slowest rank, by mode and round; several blocks of a mode in one round count as one."""
     found: dict[str, dict[int, list[float]]] = {}
-    for blocks in zip(*(rank["blocks"] for rank in told), strict=True):
+    for blocks in zip(*(rank["blocks"] for rank in reports), strict=True):
         steps = [max(one) for one in zip(*(block["steps"] for block in blocks), strict=True)]
         found.setdefault(blocks[0]["mode"], {}).setdefault(blocks[0]["round"], []).extend(steps)
     return {mode: [one for _, one in sorted(rounds.items())] for mode, rounds in found.items()}
@@ -135,10 +135,10 @@ def singles(values: Sequence[float]) -> Rounds:
     return [[one] for one in values]
 
 
-def overlapped(told: Sequence[Mapping[str, Any]]) -> list[float]:
+def overlapped(reports: Sequence[Mapping[str, Any]]) -> list[float]:
     """Return the share of copy seconds inside of idle windows, for every round, over all ranks."""
     spent: dict[int, list[float]] = {}
-    for rank in told:
+    for rank in reports:
         for block in rank["blocks"]:
             if block["mode"] == "ours" and block["copied"]:
                 one = spent.setdefault(block["round"], [0.0, 0.0])
@@ -172,17 +172,17 @@ def at_ratio(place: Path, ratio: str, rounds: int, copies: Copies) -> list[Line]
     fits = ratio in FITS
     rivals = RIVALS if fits else ("thread",)
     ballast = copies.ballast(float(ratio) * copies.idle)
-    told = run(place / f"ratio-{ratio}", 2, rounds=rounds, block=BLOCK, ballast=ballast, modes=[*OFTEN, *rivals])
-    steps = steps_of(told)
+    reports = run(place / f"ratio-{ratio}", 2, rounds=rounds, block=BLOCK, ballast=ballast, modes=[*OFTEN, *rivals])
+    steps = steps_of(reports)
     by_mode = {mode: overheads(steps, mode) for mode in ("ours", *rivals)}
     middle = {mode: statistics.median(flat(one)) for mode, one in by_mode.items()}
     whole = {mode: round(statistics.mean(flat(steps[mode])) / statistics.mean(flat(steps["none"])) - 1, 5) for mode in by_mode}
     rival = min((mode for mode in rivals if mode != "sync"), key=middle.__getitem__)
     if fits:
         lines = [
-            line(f"overhead_ours_{ratio}", by_mode["ours"], "interval <= 0.01", lambda _, high: high <= OVERHEAD, **facts(told, ratio))
+            line(f"overhead_ours_{ratio}", by_mode["ours"], "interval <= 0.01", lambda _, high: high <= OVERHEAD, **facts(reports, ratio))
         ]
-        if inside := overlapped(told):  # on a machine that is busy with something else there may be no room for a snapshot
+        if inside := overlapped(reports):  # on a machine that is busy with something else there may be no room for a snapshot
             lines.append(line(f"hidden_{ratio}", singles(inside), ">= 0.95", lambda share, _: share >= HIDDEN))
         times = middle[rival] / max(middle["ours"], 1e-4)
         judged = {"goal": f">= {TIMES_LESS}", "met": times >= TIMES_LESS}
@@ -191,22 +191,22 @@ def at_ratio(place: Path, ratio: str, rounds: int, copies: Copies) -> list[Line]
         )
     else:
         goal = "not above async_save"
-        lines = [line(f"overhead_ours_{ratio}", by_mode["ours"], goal, lambda *_: whole["ours"] <= whole[rival], **facts(told, ratio))]
+        lines = [line(f"overhead_ours_{ratio}", by_mode["ours"], goal, lambda *_: whole["ours"] <= whole[rival], **facts(reports, ratio))]
     lines += [line(f"overhead_{mode}_{ratio}", by_mode[mode], "beside ours", None) for mode in rivals]
     return [one | ({"whole": whole[mode]} if (mode := one["key"].split("_")[1]) in whole else {}) for one in lines]
 
 
-def facts(told: Sequence[Mapping[str, Any]], ratio: str) -> Line:
+def facts(reports: Sequence[Mapping[str, Any]], ratio: str) -> Line:
     """Return what a run of two stages was like."""
-    blocks = [block for rank in told for block in rank["blocks"] if block["mode"] == "ours"]
+    blocks = [block for rank in reports for block in rank["blocks"] if block["mode"] == "ours"]
     return {
         "ratio": float(ratio),
-        "state_MB": round(told[0]["size"] / 1e6, 1),
-        "step_s": round(told[0]["step"], 4),
+        "state_MB": round(reports[0]["size"] / 1e6, 1),
+        "step_s": round(reports[0]["step"], 4),
         "snapshots_per_step": round(sum(block["taken"] for block in blocks) / (BLOCK * len(blocks)), 3),
         "prepared_s": round(sum(block["prepared"] for block in blocks) / (BLOCK * len(blocks)), 6),
         "paused_s": round(sum(block["paused"] for block in blocks) / (BLOCK * len(blocks)), 6),
-        "plan": [rank["plan"] and rank["plan"]["reason"] for rank in told],
+        "plan": [rank["plan"] and rank["plan"]["reason"] for rank in reports],
     }
 
 
@@ -221,16 +221,16 @@ def of_stages(place: Path, rounds: int, copies: Copies) -> list[Line]:
         bare = (micro + stages - 1) * 3 * FORWARD
         predicted = step_seconds(stages, micro, costs)
         ballast = copies.ballast(0.25 * (stages - 1) * 3 * FORWARD / stages)
-        told = run(
+        reports = run(
             place / f"stages-{stages}", stages, rounds=rounds, ballast=ballast, modes=["none", "ours"], microbatches=micro, **options
         )
-        steps = steps_of(told)
+        steps = steps_of(reports)
         ratios = [[one / predicted for one in block] for block in steps["ours"]]
         more = {"simulated": "compute is a timed sleep", "model_s": round(predicted, 4), "bare_theory_s": round(bare, 4)}
         lines.append(line(f"step_over_model_{stages}_stages", ratios, "within 10 %", lambda one, _: abs(one - 1) <= WITHIN, **more))
         of_ours = overheads(steps, "ours")
         lines.append(
-            line(f"overhead_ours_{stages}_stages", of_ours, "interval <= 0.01", lambda _, high: high <= OVERHEAD, **facts(told, "0.25"))
+            line(f"overhead_ours_{stages}_stages", of_ours, "interval <= 0.01", lambda _, high: high <= OVERHEAD, **facts(reports, "0.25"))
         )
     return lines
 
@@ -266,9 +266,9 @@ def resumes(place: Path, megabytes: int, faults: int, environment: dict[str, str
 
 def in_turns(place: Path, rounds: int) -> list[Line]:
     """Measure jobs that take turns on saturated cores: how much longer their steps are, and how much more CPU time they take."""
-    found, told = saturated.rounds(place, rounds)
-    own = [one["slowed"] / one["trained"] for one in told]
-    facts = {"snapshots_every": told[0]["every"], "told_overhead": round(max(own), 5), "measured": told[0]["measured"]}
+    found, reports = saturated.rounds(place, rounds)
+    own = [one["slowed"] / one["trained"] for one in reports]
+    facts = {"snapshots_every": reports[0]["every"], "reported_overhead": round(max(own), 5), "measured": reports[0]["measured"]}
     lines = []
     for kind, beside in (("managed", "torchrun"), ("snapshots", "without"), ("snapshots", "torchrun")):
         for figure in saturated.FIGURES:

@@ -3,9 +3,9 @@
     python -m benchmarks.cluster --json FILE [--only NAME ...] [--rounds N] [--keep FOLDER]
 
 Rows about scale are on simulated agents (see `benchmarks/simulated/`): one process plays all of them over the real protocol, a real flow
-with its policies, Prefect server and history steers the job, and no worker trains. `cluster_scale.py` says what each row tells.
+with its policies, Prefect server and history runs the job, and no worker trains. `cluster_scale.py` says what each row means.
 
-Rows about hosts are on real ones: network namespaces with SSH servers, which needs root. `cluster_hosts.py` says what each row tells.
+Rows about hosts are on real ones: network namespaces with SSH servers, which needs root. `cluster_hosts.py` says what each row means.
 
 FILE gets one JSON object a line: `what`, `median`, `p99`, `n`, `goal`, `met`, and what else is worth knowing of the row.
 """

@@ -106,7 +106,7 @@ def back(lines: list[Done], since: float) -> float:
 
 
 def reconnect(folder: Path, environment: dict[str, str], rounds: int) -> Iterator[Line]:
-    """Yield what it takes to hear from a host again, and what went on meanwhile."""
+    """Yield how long it takes until a host is reachable again, and what went on meanwhile."""
     found, steps = [], []
     with Rack(folder / "rack", 4, memory=SPARE_MEMORY) as rack:
         set_up(rack)
@@ -122,15 +122,15 @@ def reconnect(folder: Path, environment: dict[str, str], rounds: int) -> Iterato
                 found.append(time.time() - at)
                 job.runs(QUIET)
             incidents = len(job.incidents())
-    yield row("host heard again after its way to the orchestrator is mended", found, None, steps=steps, incidents=incidents)
+    yield row("host reachable again after its network path to the orchestrator is restored", found, None, steps=steps, incidents=incidents)
 
 
 def history_has(job: HostJob, newest: int) -> None:
     """Wait until the history has a step after *newest*."""
-    wait_for(lambda: told(job) > newest, f"a step after {newest} in the history")
+    wait_for(lambda: newest_step(job) > newest, f"a step after {newest} in the history")
 
 
-def steered_anew(job: HostJob, epoch: int) -> None:
+def await_takeover(job: HostJob, epoch: int) -> None:
     """Wait until somebody holds the lease who took it after *epoch*."""
 
     def taken() -> bool:
@@ -140,15 +140,15 @@ def steered_anew(job: HostJob, epoch: int) -> None:
     wait_for(taken, "another holder of the lease")
 
 
-def told(job: HostJob) -> int:
+def newest_step(job: HostJob) -> int:
     """Return the newest step that the history has."""
     newest = queries.last_step(job.history, job.row.id)
     return newest.step if newest is not None else 0
 
 
 def takeover(folder: Path, environment: dict[str, str], rounds: int) -> Iterator[Line]:
-    """Yield how soon a flow that stands by steers a job whose flow was killed."""
-    held, heard = [], []
+    """Yield how soon a standby controller takes over a job whose controller was killed."""
+    held, resumed = [], []
     with Rack(folder / "rack", 4, memory=SPARE_MEMORY) as rack:
         set_up(rack)
         with running(rack, folder / "job", environment, []) as job:
@@ -160,15 +160,15 @@ def takeover(folder: Path, environment: dict[str, str], rounds: int) -> Iterator
                 assert lease is not None
                 flow.kill()
                 flow.wait()
-                steered_anew(job, lease.epoch)
+                await_takeover(job, lease.epoch)
                 held.append(time.time() - at)
                 history_has(job, newest)
-                heard.append(time.time() - at)
+                resumed.append(time.time() - at)
                 job.runs(QUIET)
                 flow = following
             incidents = len(job.incidents())
     yield row("failover from a dead controller, until its place is taken", held, TAKEOVER, incidents=incidents)
-    yield row("failover from a dead controller, until the history goes on", heard, TAKEOVER, incidents=incidents)
+    yield row("failover from a dead controller, until the history goes on", resumed, TAKEOVER, incidents=incidents)
 
 
 def launch(count: int, folder: Path, environment: dict[str, str], rounds: int) -> Iterator[Line]:

@@ -7,9 +7,9 @@ All times have the simulated agents' own work in them, which a second core does;
 - ``N of M nodes lost at once``: the nodes' power is taken in one moment. ``to orders`` ends when the last agent that is left has carried
   out what wakes its ranks; ``to the decision`` is what finding the root and asking the policy took; the CPU is that of the whole incident,
   all that thousands of ranks say when their groups break and are rebuilt included, less what beats cost in that time.
-- ``growth``: the same for one node of 16 and one of 4,096. Orders go to every node and every rank tells of its way back, so the cost of an
+- ``growth``: the same for one node of 16 and one of 4,096. Orders go to every node and every rank reports its way back, so the cost of an
   incident in all grows with the nodes; what must not grow is what a decision takes, and what each node adds.
-- ``orders``: what is sent in all to start a generation of 4,096 nodes, against what it would be if every agent were told of all ranks.
+- ``orders``: what is sent in all to start a generation of 4,096 nodes, against what it would be if each agent got the whole rank table.
 - ``sweep``: a look at all nodes from outside, over connections that stay (`benchmarks/sweep.py` has the simulated nodes).
 """
 
@@ -54,8 +54,8 @@ Line = dict[str, Any]
 
 def a_line(what: str, values: Sequence[float], goal: float | None, **details: Any) -> Line:  # noqa: ANN401 (JSON)
     """Return what the result says of *values*: their spread, and whether the median meets the goal."""
-    told = spread(values)
-    return {"what": what, **told, "goal": goal, "met": None if goal is None else bool(values) and told["median"] <= goal, **details}
+    figures = spread(values)
+    return {"what": what, **figures, "goal": goal, "met": None if goal is None else bool(values) and figures["median"] <= goal, **details}
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ def scale(nodes: int, place: Path, environment: dict[str, str], rounds: int) -> 
         yield from _beats(job, nodes, rounds)
         yield _status(job, nodes, rounds)
         for count in losses:
-            yield from _told(f"{count} of {nodes} nodes lost at once", _lose(job, count, rounds), ORDERS if count == TEN else None)
+            yield from _lines_of(f"{count} of {nodes} nodes lost at once", _lose(job, count, rounds), ORDERS if count == TEN else None)
         yield a_line(f"memory of the flow, {nodes} nodes", [job.memory() / 1e6], None, unit="MB")
         begun = time.time()
         job.stop()
@@ -96,22 +96,22 @@ def _cores(job: SimulatedJob) -> tuple[float, float]:
 
 def _beats(job: SimulatedJob, nodes: int, rounds: int) -> Iterator[Line]:
     used, heartbeats = zip(*(_cores(job) for _ in range(rounds)), strict=True)
-    told = {"beats_a_second": round(statistics.median(heartbeats)), "memory_mb": round(job.memory() / 1e6)}
+    details = {"beats_a_second": round(statistics.median(heartbeats)), "memory_mb": round(job.memory() / 1e6)}
     goal = 1.0 if nodes >= ONE_CORE else None
-    yield a_line(f"cores for the beats of {nodes} nodes", used, goal, unit="cores", **told)
+    yield a_line(f"cores for the beats of {nodes} nodes", used, goal, unit="cores", **details)
     each = [1e6 * one / many for one, many in zip(used, heartbeats, strict=True)]
     yield a_line(f"a beat, of {nodes} nodes", each, 1e6 / ONE_CORE if nodes >= ONE_CORE else None, unit="us of CPU")
 
 
 def _status(job: SimulatedJob, nodes: int, rounds: int) -> Line:
     """Ask for the state of the job, as a person does."""
-    taken, told = list[float](), ""
+    taken, output = list[float](), ""
     for _ in range(rounds):
         begun = time.monotonic()
         command = [sys.executable, "-m", "holdfast", "status", job.name]
-        told = subprocess.run(command, env=job.environment, capture_output=True, text=True, check=True).stdout
+        output = subprocess.run(command, env=job.environment, capture_output=True, text=True, check=True).stdout
         taken.append(time.monotonic() - begun)
-    return a_line(f"holdfast status, {nodes} nodes", taken, None, unit="s", lines=len(told.splitlines()), characters=len(told))
+    return a_line(f"holdfast status, {nodes} nodes", taken, None, unit="s", lines=len(output.splitlines()), characters=len(output))
 
 
 def _lose(job: SimulatedJob, count: int, rounds: int) -> Lost:
@@ -138,7 +138,7 @@ def _decided(job: SimulatedJob, one: models.Incident) -> float:
     return sum(phase.seconds for phase in queries.phases(job.history, one.id) if phase.name == "diagnose")
 
 
-def _told(what: str, found: Lost, goal: float | None) -> Iterator[Line]:
+def _lines_of(what: str, found: Lost, goal: float | None) -> Iterator[Line]:
     yield a_line(f"{what}: to orders", found.orders, goal, unit="s", actions=sorted(found.actions))
     yield a_line(f"{what}: to the decision, from the look", found.decided, None, unit="s")
     yield a_line(f"{what}: to the first new step", found.back, None, unit="s")
@@ -164,11 +164,11 @@ def orders(_place: Path, _environment: dict[str, str], _rounds: int) -> Iterator
     """Count the bytes that start a generation; nothing is run."""
     membership = {node: [rank] for rank, node in enumerate(names(LARGE))}
     rank_table = RankTable.fresh(1, membership, ("10.0.0.1", 29500))
-    workers, told = rank_environments(membership, generation=1, rank_table=rank_table, job="job"), membership_by_node(membership)
-    sent = sum(len(encode({"generation": 1, "workers": workers[node], **told[node]})) for node in membership)
+    workers, members = rank_environments(membership, generation=1, rank_table=rank_table, job="job"), membership_by_node(membership)
+    sent = sum(len(encode({"generation": 1, "workers": workers[node], **members[node]})) for node in membership)
     every = sum(len(encode({"generation": 1, "workers": workers[node]})) for node in membership)
     every += LARGE * len(encode({"membership": membership, "first": 0}))
-    yield a_line(f"orders that start {LARGE} nodes", [sent / 1e6], None, unit="MB", if_all_were_told_of_all=round(every / 1e6))
+    yield a_line(f"orders that start {LARGE} nodes", [sent / 1e6], None, unit="MB", if_all_had_the_whole_table=round(every / 1e6))
 
 
 def _times(what: str, small: Sequence[float], large: Sequence[float]) -> Line:

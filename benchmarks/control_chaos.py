@@ -55,7 +55,7 @@ class ControlChaos:
         """Play *count* rounds, with *only* these parts where some are named; return what came of them."""
         with Rack(self.place / "rack", NODES) as rack:
             set_up(rack)
-            return told(self._rounds(rack, count, only or DRAWN), self.seed)
+            return summary_of(self._rounds(rack, count, only or DRAWN), self.seed)
 
     def _rounds(self, rack: Rack, count: int, drawn: list[tuple[str, ...]]) -> list[dict[str, Any]]:
         self.plane.deploy()
@@ -144,12 +144,14 @@ class ControlChaos:
                 return lambda: None
             case "sshd":
                 return job.kill_sshd(self.dice)
-        lease = self._lease = job.steerer() or self._lease  # who steers, or did when the history could last be asked
+        lease = self._lease = (
+            job.lease_holder() or self._lease
+        )  # of the controller, or of the last one when the history could last be asked
         if part == "worker":
-            steers = [
+            holders = [
                 one for host, one in zip(self.hosts, self.workers, strict=True) if lease and host.name == lease.host.partition("/")[0]
             ]
-            worker = steers[0] if steers else self.dice.choice(self.workers)
+            worker = holders[0] if holders else self.dice.choice(self.workers)
             worker.kill()
             return worker.begin
         self._note(part, hit=lease is not None and ended(lease.pid))
@@ -224,7 +226,7 @@ def state_at(job: HostsJob, at: float) -> str:
     return before[-1] if before else ""
 
 
-def told(rounds: list[dict[str, Any]], seed: int) -> dict[str, Any]:
+def summary_of(rounds: list[dict[str, Any]], seed: int) -> dict[str, Any]:
     """Return the line of the chaos: how many rounds kept all guarantees."""
     bad = [one for one in rounds if one["broken"]]
     parts = Counter(one["parts"] for one in rounds)

@@ -58,15 +58,15 @@ class Job:
         return queries.newest_job(self.history, self.name)
 
     def state(self) -> str:
-        """Return the job's state; empty before it has one, and while nobody can tell."""
+        """Return the job's state; empty before it has one, and while it is unknown."""
         with suppress(HistoryError):
             rows = queries.jobs(self.history, self.name, limit=1)
             move = queries.state_of(self.history, rows[0].id) if rows else None
             return move.after if move else ""
         return ""
 
-    def steerer(self) -> models.Lease | None:
-        """Return who steers."""
+    def lease_holder(self) -> models.Lease | None:
+        """Return the lease of the controller."""
         with suppress(HistoryError):
             rows = queries.jobs(self.history, self.name, limit=1)
             return holder_of(self.history, rows[0].id) if rows else None

@@ -63,14 +63,14 @@ def _change(job: Driver, way: str, rank: int) -> dict[str, Any]:
     before = {one: lines[-3:] for one, lines in job.done().items()}
     at, recovered = job.replace(rank, hot_spare)
     steady = statistics.median(one.seconds for lines in before.values() for one in lines)
-    told = job.told("regrouped", job.generation)
+    reports = job.of_generation("regrouped", job.generation)
     return {
         "pause": recovered.at - at - steady,
         "step": steady,
         "work": statistics.median(work_of(before[one], lines) for one, lines in job.done().items() if one != rank),
-        "regrouped": max(sum(one["seconds"].values()) for one in told),
-        "rebuilt": statistics.median(one["rebuilt"] for one in told),
-        "kept": statistics.median(one["kept"] for one in told),
+        "regrouped": max(sum(one["seconds"].values()) for one in reports),
+        "rebuilt": statistics.median(one["rebuilt"] for one in reports),
+        "kept": statistics.median(one["kept"] for one in reports),
     }
 
 
@@ -83,7 +83,7 @@ def work_of(before: list[Done], after: list[Done]) -> float:
 def judged(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the figure: the pause of ours at the largest size, the growth, and the curves."""
     curves = {way: {size: [one for one in found if (one["way"], one["ranks"]) == (way, size)] for size in SIZES} for way in WAYS}
-    told = {
+    by_way = {
         way: {
             str(size): {what: spread([one[what] for one in ones]) for what in ("pause", "work", "regrouped", "step")}
             | {what: statistics.median(one[what] for one in ones) for what in ("rebuilt", "kept")}
@@ -92,17 +92,20 @@ def judged(found: list[dict[str, Any]]) -> dict[str, Any]:
         }
         for way, curve in curves.items()
     }
-    sizes = sorted(int(size) for size in told["ours"])
+    sizes = sorted(int(size) for size in by_way["ours"])
     least, most = str(sizes[0]), str(sizes[-1])
     growth = {
-        f"{way}_{what}": round(told[way][most][what]["median"] / max(told[way][least][what]["median"], 0.001), 2)
+        f"{way}_{what}": round(by_way[way][most][what]["median"] / max(by_way[way][least][what]["median"], 0.001), 2)
         for way in WAYS
         for what in ("pause", "work")
     }
     largest = [one["pause"] for one in curves["ours"][sizes[-1]]]
     times = {
-        size: round(told["all"][size]["pause"]["median"] / max(told["ours"][size]["pause"]["median"], 0.001), 2) for size in told["all"]
+        size: round(by_way["all"][size]["pause"]["median"] / max(by_way["ours"][size]["pause"]["median"], 0.001), 2)
+        for size in by_way["all"]
     }
     goals = {"growth": growth["ours_pause"] <= GROWTH and sizes[-1] == max(SIZES)}
     goal = f"the pause of ours grows at most {GROWTH} times from 4 ranks to 32"
-    return figure(largest, goal, goals, growth=growth, all_over_ours=times, curves=told, simulated="no flow: the clock starts at the order")
+    return figure(
+        largest, goal, goals, growth=growth, all_over_ours=times, curves=by_way, simulated="no flow: the clock starts at the order"
+    )

@@ -6,14 +6,14 @@ A job of 2 nodes and a spare one under a real flow, agents and Prefect server; r
 the flow had it:
 
 - ``exit``, ``stopped``, ``hang``: a rank is killed, stopped by SIGSTOP, and made to wait in a line of its own for ever.
-- ``node-cut``: all processes of a node stand still at once, agent and guardian too: what a flow sees of a node whose network is cut.
+- ``node-cut``: all processes of a node are stopped at once, agent and guardian too: what a flow sees of a node whose network is cut.
 - ``kernel-log``: a line is written to ``/dev/kmsg`` (needs root); ``nvml``: an Xid comes from NVML's event set, asked by the real pynvml of
   a stand-in library.
-- ``counter``: an interface counts broken frames, in a ``/sys`` of the benchmark's own. Nothing tells of counters: they are looked at.
+- ``counter``: an interface counts broken frames, in a ``/sys`` of the benchmark's own. Nothing reports counters: they are polled.
 - ``disk-full``: the file system of the checkpoints (a tmpfs, needs root) is filled; known with the next checkpoint.
 - ``classify``: lines a second on one core, of a log in which one line in ten is a fault; ``classify-dense``: in which every line is one.
 - ``agent-cpu``: share of one core that a node's agent, its lookout and its memory server take while a job trains, in percent.
-- ``false-alarms``: faults told of a job that is well; ``status`` are those of the machine itself, the same at every look.
+- ``false-alarms``: faults reported of a healthy job; ``status`` are those of the machine itself, the same at every look.
 - ``sweep``: nodes looked at over SSH, 200 real ones and 1,000 simulated; several lines, see sweep.py.
 """
 
@@ -70,7 +70,7 @@ CPU: Final = 1.0
 ARGUMENTS: Final = ["--width", "128", "--layers", "2", "--pace", "0.1"]
 NODES: Final = {"nnodes": 2, "nproc_per_node": 1, "spare_nodes": 1, "hot_spares": 0}
 XIDS: Final = (13, 31, 43, 45, 62, 63, 64, 68, 69, 74, 92, 94, 95, 109, 119, 120, 121, 123, 136, 140, 143, 149)
-"""Different ones: an error that a device repeats is told once."""
+"""Different ones: an error that a device repeats is reported once."""
 KMSG: Final = Path("/dev/kmsg")
 TMPFS_BYTES: Final = 48 << 20
 
@@ -87,12 +87,12 @@ class Bench:
         self._folder, self._environment, self._rounds = folder, environment, rounds
         self.results: dict[str, dict[str, Any]] = {}
 
-    def tell(self, key: str, values: list[float], goal: float | None, *, more_is_better: bool = False, **details: Any) -> None:  # noqa: ANN401 (JSON)
+    def add_result(self, key: str, values: list[float], goal: float | None, *, more_is_better: bool = False, **details: Any) -> None:  # noqa: ANN401 (JSON)
         """Keep and print what was found for *key*."""
-        told = spread(values)
-        worst = told.get("median")
+        figures = spread(values)
+        worst = figures.get("median")
         met = None if goal is None or worst is None else (worst >= goal if more_is_better else worst <= goal)
-        self.results[key] = {"key": key, **told, "goal": goal, "met": met, **details}
+        self.results[key] = {"key": key, **figures, "goal": goal, "met": met, **details}
         print(json.dumps(self.results[key]), flush=True)
 
     @contextmanager
@@ -129,7 +129,7 @@ class Bench:
         for key, values in seen.items():
             goal = GOALS.get(key) or max(LEAST_HANG, HANG_STEPS * statistics.median(paces))
             about: dict[str, Any] = {"kinds": dict(kinds[key]), "median_step": round(statistics.median(paces), 3)}
-            self.tell(key, values, goal, **about, seconds_until_all_train_again=spread(handled[key]))
+            self.add_result(key, values, goal, **about, seconds_until_all_train_again=spread(handled[key]))
 
     # -- nodes --------------------------------------------------------------------------------------------------------
 
@@ -144,11 +144,11 @@ class Bench:
         with self.job("nodes", environment=given) as job:
             wait_for(lambda: watched(job), "lookouts that listen", seconds=60)
             if "kernel-log" in keys:
-                found = [told(job, "kernel log", lambda number=number: log_xid(number)) for number in range(self._rounds)]  # type: ignore[misc]
-                self.tell("kernel-log", found, GOALS["kernel-log"])
+                found = [delay_of(job, "kernel log", lambda number=number: log_xid(number)) for number in range(self._rounds)]  # type: ignore[misc]
+                self.add_result("kernel-log", found, GOALS["kernel-log"])
             if library is not None:
-                found = [told(job, "GPU driver events", lambda xid=xid: happen(events, xid)) for xid in XIDS[: self._rounds]]  # type: ignore[misc]
-                self.tell("nvml", found, GOALS["nvml"], simulated="libnvidia-ml.so.1; pynvml is real")
+                found = [delay_of(job, "GPU driver events", lambda xid=xid: happen(events, xid)) for xid in XIDS[: self._rounds]]  # type: ignore[misc]
+                self.add_result("nvml", found, GOALS["nvml"], simulated="libnvidia-ml.so.1; pynvml is real")
 
     def counter(self, rounds: int = 3) -> None:
         """Increase an interface's counter of corrupt frames."""
@@ -166,8 +166,8 @@ class Bench:
         with self.job("counter", environment={"HOLDFAST_NODE_ROOT": str(root)}) as job:
             wait_for(lambda: watched(job), "lookouts that listen", seconds=60)
             time.sleep(10)  # the first look has been taken
-            found = [told(job, "interface counters", lambda number=2 * number: step(number), pause=65.0) for number in range(rounds)]  # type: ignore[misc]
-        self.tell("counter", found, None, simulated="/sys of the benchmark's own", looks_every=60)
+            found = [delay_of(job, "interface counters", lambda number=2 * number: step(number), pause=65.0) for number in range(rounds)]  # type: ignore[misc]
+        self.add_result("counter", found, None, simulated="/sys of the benchmark's own", looks_every=60)
 
     def disk_full(self) -> None:
         """Fill the checkpoints' file system."""
@@ -178,15 +178,15 @@ class Bench:
             subprocess.run(["/bin/mount", "-t", "tmpfs", "-o", f"size={TMPFS_BYTES}", "none", str(disk)], check=True)
             try:
                 with self.job(f"disk-full-{number}", checkpoint={"interval": 3, "directory": str(disk / "checkpoints")}) as job:
-                    found.append(told(job, "report of rank", lambda: fill(disk)))  # noqa: B023 (called at once)
+                    found.append(delay_of(job, "report of rank", lambda: fill(disk)))  # noqa: B023 (called at once)
             finally:
                 subprocess.run(["/bin/umount", "-l", str(disk)], check=True)
-        self.tell("disk-full", found, None, checkpoint_every=3)
+        self.add_result("disk-full", found, None, checkpoint_every=3)
 
     # -- what it costs ------------------------------------------------------------------------------------------------
 
     def clean(self, seconds: float) -> None:
-        """Train for *seconds* without a fault, and count what was told and what watching took."""
+        """Train for *seconds* without a fault, and count what was reported and what watching took."""
         with self.job("clean") as job:
             wait_for(lambda: watched(job), "lookouts that listen", seconds=60)
             time.sleep(5.0)
@@ -197,9 +197,9 @@ class Bench:
             incidents = queries.incidents(job.history, job.row.id)
         alarms = [row for row in rows if row.recommended_action != "record" and row.at >= begin] + list(incidents)
         status = Counter(row.kind for row in rows if row.at < begin or row.recommended_action == "record")
-        self.tell("agent-cpu", shares, CPU, unit="percent of a core", nodes=len(shares))
+        self.add_result("agent-cpu", shares, CPU, unit="percent of a core", nodes=len(shares))
         kinds = dict(Counter(row.kind for row in alarms))
-        self.tell("false-alarms", [float(len(alarms))], 0.0, seconds=round(took), kinds=kinds, status=dict(status))
+        self.add_result("false-alarms", [float(len(alarms))], 0.0, seconds=round(took), kinds=kinds, status=dict(status))
 
     def sweep(self) -> None:
         """Read many nodes, in a separate process to measure its CPU time."""
@@ -219,7 +219,7 @@ class Bench:
                 written = sum(len(json_lines(page)) for page in classify(io.BytesIO(log).read))
                 found.append(log.count(b"\n") / (time.process_time() - begin))
             what = {"unit": "lines a second of one core", "faults": f"1 line in {unhealthy}", "bytes_written": written}
-            self.tell(key, found, LINES, more_is_better=True, **what)
+            self.add_result(key, found, LINES, more_is_better=True, **what)
 
 
 def a_log(unhealthy: int) -> bytes:
@@ -277,7 +277,7 @@ def broken(job: Job, act: Callable[[Job], float]) -> tuple[models.Incident, floa
     return job.until(lambda: job.closed(known), "the incident's end"), at
 
 
-def told(job: Job, source: str, act: Callable[[], float], pause: float = 0.3) -> float:
+def delay_of(job: Job, source: str, act: Callable[[], float], pause: float = 0.3) -> float:
     """Do *act*, and return the seconds until the history had a fault of it, by *source*."""
     time.sleep(pause)
 

@@ -1,7 +1,7 @@
 """A minimal flow and agent in one, for benchmarks of the workers.
 
 Ranks are real processes, forked from the warm starter that agents use; what is left out is the flow's detection and decision, so the
-clock of these benchmarks starts at the order. Everything a worker hears is what the flow would have told it.
+clock of these benchmarks starts at the order. Everything a worker receives is what the controller would have sent.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Driver:
         self.generation, self._serve, self._hot_spares = 1, 0, 0
         self._since = dict.fromkeys(range(ranks), 1)
         self._store = ("127.0.0.1", free_port())
-        self._heard: list[Message] = []
+        self._received: list[Message] = []
         self._lines: dict[int, socket.socket] = {}
         self._all: list[int] = []
         self._server = listen(place / "s")
@@ -128,12 +128,12 @@ class Driver:
         name, self._hot_spares = f"s{self._hot_spares}", self._hot_spares + 1
         roles = json.dumps([list(range(self.ranks))])
         more = {"HOLDFAST_HOT_SPARE": name[1:], "HOLDFAST_ROLES": roles, "HOLDFAST_WAITING_ROLE": "0"}
-        wait_for(lambda: any(one["t"] == "roles" for one in list(self._heard)), "the tape")
+        wait_for(lambda: any(one["t"] == "roles" for one in list(self._received)), "the tape")
         self._start(
             name, {**self._of(0), **more, "HOLDFAST_RECORDINGS": str(self.place / "checkpoints" / "recordings")}, f"hot-spare-{name}"
         )
         pid = self.pids[name]
-        self._await(lambda: any(one["t"] == "parked" and one["pid"] == pid for one in list(self._heard)), f"{name} parked")
+        self._await(lambda: any(one["t"] == "parked" and one["pid"] == pid for one in list(self._received)), f"{name} parked")
         return name
 
     # -- what they say ------------------------------------------------------------------------------------------------
@@ -158,15 +158,15 @@ class Driver:
                         self._all.append(message["pid"])
                         line.sendall(encode({"re": message["id"], "ok": True, "why": ""}))
                     elif message["t"] != "beat":
-                        self._heard.append({**message, "pid": pid})
+                        self._received.append({**message, "pid": pid})
 
     def said(self, word: str) -> list[Message]:
         """Return all that ranks have said with *word*."""
-        return [one for one in list(self._heard) if one["t"] == word]
+        return [one for one in list(self._received) if one["t"] == word]
 
-    def told(self, word: str, generation: int) -> list[Message]:
+    def of_generation(self, word: str, generation: int) -> list[Message]:
         """Return what ranks have said with *word* about *generation*."""
-        return [one for one in list(self._heard) if one["t"] == word and one.get("generation") == generation]
+        return [one for one in list(self._received) if one["t"] == word and one.get("generation") == generation]
 
     def done(self) -> dict[int, list[steps.Done]]:
         """Return the steps of every rank."""
@@ -182,7 +182,7 @@ class Driver:
             wait_for(condition, what, every=0.05)
         except TimeoutError as error:
             texts = [f"--- {path.name}\n{path.read_text()[-2000:]}" for path in sorted(self.place.glob("*.log"))]
-            said = [str({key: value for key, value in one.items() if key != "traceback"}) for one in self._heard[-20:]]
+            said = [str({key: value for key, value in one.items() if key != "traceback"}) for one in self._received[-20:]]
             raise TimeoutError("\n".join([str(error), *texts, *said])) from error
 
     # -- a change of one rank -----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ NUMBERS: Final = 3 * 9_454_600
 """Parameters of the training script's model, and twice as many numbers of its optimizer."""
 
 
-def bare(rank: int, orders: Any, told: Any) -> None:  # noqa: ANN401 (a pipe's end, and a queue)
+def bare(rank: int, orders: Any, results: Any) -> None:  # noqa: ANN401 (a pipe's end, and a queue)
     """Regroup at each port that is named, and let rank 0 give its state to the last rank."""
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch  # noqa: PLC0415 (in these processes alone)
@@ -26,34 +26,34 @@ def bare(rank: int, orders: Any, told: Any) -> None:  # noqa: ANN401 (a pipe's e
 
     torch.set_num_threads(1)
     state = torch.ones(NUMBERS)
-    told.put((0, 0.0))
+    results.put((0, 0.0))
     while port := orders.recv():
         store = dist.TCPStore("127.0.0.1", port, RANKS, rank == 0, timedelta(seconds=60), wait_for_workers=False)
         group: Any = dist.ProcessGroupGloo(store, rank, RANKS, timedelta(seconds=60))
         if rank in (0, RANKS - 1):
             (group.send([state], RANKS - 1, 0) if rank == 0 else group.recv([state], 0, 0)).wait()
         group.barrier().wait()
-        told.put((port, time.time()))
-        told_done = orders.recv()  # the store's host must outlive its use
-        assert told_done
+        results.put((port, time.time()))
+        may_end = orders.recv()  # the store's host must outlive its use
+        assert may_end
 
 
 def rounds(number: int) -> list[float]:
     """Return the seconds of each regroup, from the order to the last rank's being through."""
     context = multiprocessing.get_context("spawn")
-    told, lines = context.SimpleQueue(), [context.Pipe() for _ in range(RANKS)]
-    ranks = [context.Process(target=bare, args=(rank, lines[rank][1], told), daemon=True) for rank in range(RANKS)]
+    results, lines = context.SimpleQueue(), [context.Pipe() for _ in range(RANKS)]
+    ranks = [context.Process(target=bare, args=(rank, lines[rank][1], results), daemon=True) for rank in range(RANKS)]
     for one in ranks:
         one.start()
     for _ in ranks:
-        told.get()
+        results.get()
     found = []
     for _ in range(number + 1):
         port = free_port()
         begin = time.time()
         for mine, _ in lines:
             mine.send(port)
-        found.append(max(told.get()[1] for _ in ranks) - begin)
+        found.append(max(results.get()[1] for _ in ranks) - begin)
         for mine, _ in lines:
             mine.send(1)
     for mine, _ in lines:

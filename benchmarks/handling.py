@@ -29,9 +29,9 @@ from typing import Any, Final
 
 from benchmarks.actions import Actions, Times
 from benchmarks.chaos_run import Broken, ChaosRun, promises
+from benchmarks.controlled import FlowEnded
 from benchmarks.havoc import KINDS
 from benchmarks.measuring import prefect, spread
-from benchmarks.steered import FlowEnded
 from benchmarks.widths import Widths
 
 KEYS: Final = ("orders", "next-action", "shrink-by-restart", "shrink", "grow", "chaos")
@@ -42,16 +42,16 @@ SHRINK: Final = {"median": 1.0}
 GROW: Final = {"median": 2.0}
 """In steps."""
 RESTS: Final = (0.0, 0.05, 0.2)
-"""Seconds for which each step rests, in the jobs that grow: a pause is told in steps, and those of real jobs are not so short."""
+"""Seconds for which each step rests, in the jobs that grow: a pause is measured in steps, and those of real jobs are not so short."""
 TURNS: Final = 4
 """How often a job comes in a round to each action that leaves it as it was."""
 
 
 def a_line(key: str, values: Sequence[float], goal: dict[str, float] | None, **details: Any) -> dict[str, Any]:  # noqa: ANN401 (JSON)
     """Return what the result says of *values* (seconds): their spread, and whether each goal was met."""
-    told = spread(values)
-    met = None if goal is None or not values else all(told[name] <= most for name, most in goal.items())
-    return {"key": key, **told, "goal": goal, "met": met, **details}
+    figures = spread(values)
+    met = None if goal is None or not values else all(figures[name] <= most for name, most in goal.items())
+    return {"key": key, **figures, "goal": goal, "met": met, **details}
 
 
 def actions(folder: Path, environment: dict[str, str], rounds: int, keys: set[str]) -> list[dict[str, Any]]:
@@ -97,13 +97,13 @@ def widths(folder: Path, environment: dict[str, str], rounds: int, keys: set[str
 
 
 def chaos(folder: Path, environment: dict[str, str], given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Break a job again and again, and judge what is left: how long training stood still, and a line for each guarantee."""
+    """Break a job again and again, and evaluate what is left: how long training paused, and a line for each guarantee."""
     run = ChaosRun(folder / "chaos", environment, given.faults, given.seed, given.kinds)
     try:
         found = run.play()
     except (Broken, FlowEnded, TimeoutError) as error:
-        told = {**spread([]), "goal": "every promise", "met": False, "faults": run.done, "seed": given.seed, "why": str(error)}
-        return [{"key": "chaos", **told}]
+        figures = {**spread([]), "goal": "every promise", "met": False, "faults": run.done, "seed": given.seed, "why": str(error)}
+        return [{"key": "chaos", **figures}]
     broken = promises(found)
     downtimes = found.pop("downtime")
     whole = {"key": "chaos", **downtimes, "unit": "s of downtime", "goal": "every promise", "met": not any(broken.values()), **found}

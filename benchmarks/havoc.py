@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from benchmarks.controlled import ControlledJob
 from benchmarks.measuring import wait_for
-from benchmarks.steered import Steered
 from holdfast.errors import NodeLost
 from holdfast.process import NODE_MARK, is_alive, marked, started_at, state_of
 from holdfast.runtime.checkpoint import manifest
@@ -45,7 +45,7 @@ class Done:
 class Havoc:
     """Injects random faults into one job, by a seed."""
 
-    job: Steered
+    job: ControlledJob
     dice: random.Random
     own_disk: bool
     """The checkpoints have a small file system to themselves, which may be filled."""
@@ -108,7 +108,7 @@ class Havoc:
             for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGSTOP)
-            wait_for(lambda: all(state_of(pid) in "TZ?" for pid in pids), "processes that stand still", seconds=SECONDS)
+            wait_for(lambda: all(state_of(pid) in "TZ?" for pid in pids), "stopped processes", seconds=SECONDS)
             yield
         finally:
             for pid in pids:
@@ -116,7 +116,7 @@ class Havoc:
                     os.kill(pid, signal.SIGCONT)
 
     def in_a_step(self, statements: str) -> str:
-        """Have a rank run *statements* in a step of its, while all train; what befalls a recovery's first step is `hang_at_first_step`."""
+        """Have a rank run *statements* in a step of its, while all train; a fault in a recovery's first step is `hang_at_first_step`."""
         if not self.job.at_work():
             self.awaited += 1
             self.job.until(self.job.at_work, "a job at work", seconds=LONGEST)
@@ -270,7 +270,7 @@ def kill_hot_spare(havoc: Havoc) -> str:
     return f"hot spare {number} on {node}"
 
 
-# -- what steers ---------------------------------------------------------------------------------------------------------
+# -- controllers ---------------------------------------------------------------------------------------------------------
 
 
 def kill_flow(havoc: Havoc) -> str:

@@ -2,7 +2,7 @@
 
 One rank trains some steps with everything on: snapshots in its node's memory store, which the memory server sends to a second node's, and a
 checkpoint on disk. Then new processes come, one after the other, in an order drawn anew for every round; each is a real session that finds
-its state at one of these places, told by its environment as an agent tells it. What is measured is what the session itself reports as the
+its state at one of these places, given by its environment as an agent gives it. What is measured is what the session itself reports as the
 time to load: to find the newest whole state, to judge every byte of it by its sum or digest, and to fill the training.
 
 Before a load from disk the checkpoint's pages are dropped from the page cache (``posix_fadvise``), and it is looked whether they are gone;
@@ -52,7 +52,7 @@ class Loads:
         return max(path.stat().st_size for path in self._home.memstore.glob("*.snap"))
 
     def load(self, source: str) -> dict[str, Any]:
-        """Have a new process load its state from *source*; return what it told."""
+        """Have a new process load its state from *source*; return what it reported."""
         empty = {"HOLDFAST_SAVE_EVERY": "0", "HOLDFAST_CHECKPOINT_DIR": str(self._memory / "none")}
         resident = None
         if source == "memory":
@@ -65,11 +65,11 @@ class Loads:
             if source == "disk":
                 evict(self._disk)
             resident = cached(self._disk)
-        told = self._run(0, given)
-        step = told["resumed"]["step"]
-        if step != (STEPS if source.startswith("disk") else STEPS - 1) or bool(told["resumed"]["path"]) != source.startswith("disk"):
-            raise RuntimeError(f"the state did not come from {source}: {told}")
-        return {"source": source, "seconds": told["mark"]["seconds"], "cached": resident}
+        result = self._run(0, given)
+        step = result["resumed"]["step"]
+        if step != (STEPS if source.startswith("disk") else STEPS - 1) or bool(result["resumed"]["path"]) != source.startswith("disk"):
+            raise RuntimeError(f"the state did not come from {source}: {result}")
+        return {"source": source, "seconds": result["mark"]["seconds"], "cached": resident}
 
     def _run(self, until: int, given: Mapping[str, str]) -> dict[str, Any]:
         """Run a process to its end; return what it said of its start."""
@@ -140,10 +140,10 @@ def rounds(number: int, megabytes: int, disk: Path) -> tuple[list[dict[str, Any]
             size = loads.train()
             for count in range(number + 1):
                 for source in order.sample(SOURCES, len(SOURCES)):
-                    told = loads.load(source)
-                    print(f"load: {told}", flush=True)
+                    result = loads.load(source)
+                    print(f"load: {result}", flush=True)
                     if count:  # the first round warms whatever can be warmed
-                        found.append(told)
+                        found.append(result)
         finally:
             loads.close()
         return found, {"state_MB": round(size / 1e6, 1), "disk": file_system(Path(folder))}

@@ -68,7 +68,7 @@ def measure(rounds: int) -> dict[str, Any]:
             "stock_median": round(statistics.median(theirs for theirs, _ in pairs), 2),
             "calls_a_round": CALLS,
         }
-    wait_until_idle()  # torch's threads may still hold the last future: they need the interpreter to let go of it
+    wait_until_idle()  # torch's threads may still hold the last future: they need the interpreter to release it
     group.shutdown()
     return found
 

@@ -109,9 +109,9 @@ Event = tuple[str, float, float, int, int]
 """See `benchmarks.train_stages.Trace`."""
 
 
-def costs_of(told: Sequence[dict[str, Any]]) -> Costs:
+def costs_of(reports: Sequence[dict[str, Any]]) -> Costs:
     """Return what the operations of a run of two stages have cost; what is computed includes what torch does around it."""
-    steps = [_steps(rank["trace"]) for rank in told]
+    steps = [_steps(rank["trace"]) for rank in reports]
     both = list(zip(*steps, strict=True))
     return Costs(
         forward=[one for rank in steps for events in rank for one in _computed(events, "forward")],

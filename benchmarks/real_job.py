@@ -38,10 +38,10 @@ def steady(lines: list[Done]) -> float:
 def fault(place: Path, rank: int, pid: int, how: str) -> float:
     """Break *rank*; return when that happened."""
     if how == "raising":
-        told = place / f"raised-{rank}"
-        told.unlink(missing_ok=True)
+        path = place / f"raised-{rank}"
+        path.unlink(missing_ok=True)
         (place / f"raise-{rank}").touch()
-        return float(wait_for(lambda: told.exists() and told.read_text(), "the exception"))
+        return float(wait_for(lambda: path.exists() and path.read_text(), "the exception"))
     at = steps.now()
     os.kill(pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
     return at
@@ -185,13 +185,13 @@ class Job:
         self.settle()
         usual, asked = steady(self.done()[0]), steps.now()
         number = request_migration(self.history, self.row, {"from": None, "to": None, "rank": rank})
-        told = self.until(lambda: (row := queries.request(self.history, number)) and row.outcome and row, "the end of the move")
-        if not told.done:
-            raise RuntimeError(f"rank {rank} was not moved: {told.outcome}")
+        request = self.until(lambda: (row := queries.request(self.history, number)) and row.outcome and row, "the end of the move")
+        if not request.done:
+            raise RuntimeError(f"rank {rank} was not moved: {request.outcome}")
         self.run(2)
         begun = next(move.at for move in queries.transitions(self.history, self.row.id) if move.after == "MIGRATING" and move.at >= asked)
         stayer = next(other for other in range(RANKS) if other != rank)
-        passed = gaps(self.done()[stayer], begun, told.handled_at + 2 * usual)
+        passed = gaps(self.done()[stayer], begun, request.handled_at + 2 * usual)
         switched, longest = max(passed, key=lambda one: one[1])
         preparing = [gap for at, gap in passed if at < switched]
         return {
@@ -199,7 +199,7 @@ class Job:
             "pause": longest - usual,
             "step": usual,
             "preparing": statistics.median(preparing) / usual if preparing else 1.0,
-            "seconds": told.handled_at - asked,
+            "seconds": request.handled_at - asked,
         }
 
     def kill_all(self) -> float:

@@ -87,13 +87,13 @@ def measure(size: int, count: int, port: int) -> dict[str, dict[str, list[float]
     ranks = [context.Process(target=rounds, args=(rank, size, port, count, results)) for rank in range(size)]
     for rank in ranks:
         rank.start()
-    told = [results.get(timeout=300) for _ in range(size * count * len(WAYS))]
+    measured = [results.get(timeout=300) for _ in range(size * count * len(WAYS))]
     for rank in ranks:
         rank.join()
     found: dict[str, dict[str, list[float]]] = {way: {"group": [], "sum": []} for way in WAYS}
     for way in WAYS:
         for number in range(count):
-            one = [(begin, there, done) for named, at, begin, there, done in told if (named, at) == (way, number)]
+            one = [(begin, there, done) for named, at, begin, there, done in measured if (named, at) == (way, number)]
             first = min(begin for begin, _, _ in one)
             found[way]["group"].append(max(there for _, there, _ in one) - first)
             found[way]["sum"].append(max(done for _, _, done in one) - first)

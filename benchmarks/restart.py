@@ -172,9 +172,9 @@ def torchrun_round(place: Path) -> Round:
     logs = place / "logs"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", "--max-restarts=3"]
     command += [f"--log-dir={logs}", "--redirects=3", str(SCRIPT), *arguments_of(100_000)]
-    told: list[tuple[float, str]] = []
+    printed: list[tuple[float, str]] = []
     run = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    threading.Thread(target=lambda: told.extend(stamped(run)), daemon=True).start()
+    threading.Thread(target=lambda: printed.extend(stamped(run)), daemon=True).start()
     clocks = [StepClock(lambda attempt=attempt: attempt_log(logs, attempt)) for attempt in (0, 1)]  # type: ignore[misc]
     try:
         wait_for(lambda: any(step >= KILL_AT for step, _ in clocks[0].seen), "torchrun's step to kill at")
@@ -183,7 +183,7 @@ def torchrun_round(place: Path) -> Round:
         killed = time.time()
         os.kill(victim, signal.SIGKILL)
         again, first = wait_for(lambda: clocks[1].seen and clocks[1].seen[0], "torchrun's first new step")
-        detected = wait_for(lambda: next((at for at, line in told if at > killed and "exitcode: -9" in line), None), "torchrun's word")
+        detected = wait_for(lambda: next((at for at, line in printed if at > killed and "exitcode: -9" in line), None), "torchrun's word")
         return Round(detect_s=detected - killed, downtime_s=first - killed, steps_lost=max(0, before - (again - 1)))
     finally:
         for clock in clocks:

@@ -36,7 +36,7 @@ class Resumes:
 
     def all(self) -> list[dict[str, Any]]:
         """Break every job as often as requested; return what each fault cost."""
-        return [told for source in SOURCES for told in self._job(source)]
+        return [measured for source in SOURCES for measured in self._job(source)]
 
     def _job(self, source: str) -> list[dict[str, Any]]:
         snapshots: dict[str, Any] = {"interval": 0} if source == "disk" else {"when_late": "pause", "max_pause": "10s"}
@@ -61,6 +61,6 @@ class Resumes:
                 loading.evict(job.checkpoints)
             return at
 
-        told = {"source": source, "step": step, **job.lose(happen)}
-        print(f"resume: {told}", flush=True)
-        return told
+        measured = {"source": source, "step": step, **job.lose(happen)}
+        print(f"resume: {measured}", flush=True)
+        return measured

@@ -57,7 +57,7 @@ class Turns:
         return [path.read_text().splitlines() if path.exists() else [] for path in paths]
 
     def last(self) -> list[dict[str, Any]]:
-        """Return what each rank has told of its newest block."""
+        """Return what each rank has reported of its newest block."""
         return [json.loads(lines[self._blocks - 1]) for lines in self._lines()]
 
     def figures(self) -> dict[str, float]:
@@ -98,7 +98,7 @@ def _driven(place: Path, options: list[str], given: Mapping[str, str]) -> Iterat
 
 
 def rounds(place: Path, count: int) -> tuple[list[dict[str, dict[str, float]]], list[dict[str, Any]]]:
-    """Return `FIGURES` of each kind, for every round; and what the ranks with snapshots told at the end."""
+    """Return `FIGURES` of each kind, for every round; and what the ranks with snapshots reported at the end."""
     jobs, order = {}, random.Random(11)  # noqa: S311 (an order of blocks)
     with ExitStack() as running:
         for kind in JOBS:
@@ -132,5 +132,5 @@ def rounds(place: Path, count: int) -> tuple[list[dict[str, dict[str, float]]], 
         return found, jobs["snapshots"].last()
 
 
-def _brief(told: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in told.items() if name not in ("steps", "cpu")}
+def _brief(reported: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in reported.items() if name not in ("steps", "cpu")}

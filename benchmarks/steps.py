@@ -61,9 +61,9 @@ def _lines(path: Path) -> Iterator[Done]:
         yield Done(int(pid), int(step), float(at), float(seconds), float(work))
 
 
-def newest(told: Mapping[int, list[Done]]) -> int:
+def newest(steps: Mapping[int, list[Done]]) -> int:
     """Return the newest step that every rank is done with; 0 when there is none."""
-    return min((lines[-1].step if lines else 0 for lines in told.values()), default=0)
+    return min((lines[-1].step if lines else 0 for lines in steps.values()), default=0)
 
 
 def newest_step(folder: Path, ranks: int) -> int:
@@ -92,21 +92,21 @@ class Recovered:
     """The first new step, as the process saw it that took the lost rank's place."""
 
 
-def recovery(told: Mapping[int, list[Done]], rank: int, before: int) -> Recovered | None:
+def recovery(steps: Mapping[int, list[Done]], rank: int, before: int) -> Recovered | None:
     """Return how training came back after process *before* of *rank* was lost; nothing while it has not."""
-    places = [place for place, one in enumerate(told[rank]) if one.pid == before]
-    new = told[rank][places[-1] + 1 :] if places else []
+    places = [place for place, one in enumerate(steps[rank]) if one.pid == before]
+    new = steps[rank][places[-1] + 1 :] if places else []
     if not new:
         return None
     first = new[0]
     ends = []
-    for lines in told.values():
+    for lines in steps.values():
         again = [one.at for one in lines if one.step == first.step]
         later = [one.at for one in lines if one.step > first.step]
         if not again and not later:
             return None
         ends.append(again[-1] if again else later[0])
-    twice = {one.step for lines in told.values() for one in lines if sum(other.step == one.step for other in lines[-40:]) > 1}
+    twice = {one.step for lines in steps.values() for one in lines if sum(other.step == one.step for other in lines[-40:]) > 1}
     return Recovered(max(ends), len({step for step in twice if step >= first.step}), first)
 
 

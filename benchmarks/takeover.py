@@ -75,13 +75,13 @@ class Bench:
             for how in FAULTS if self._only & {"unplanned", "memory"} else ("killed",) if "floor" in self._only else ():
                 for rank in range(RANKS):
                     self.taken.append(job.recover(rank, how))
-                    tell("replace-ranks", self.taken[-1])
+                    show("replace-ranks", self.taken[-1])
                 if "floor" in self._only:
                     self.bare += floor.rounds(3)
-                    tell("floor", {"seconds": self.bare[-3:]})
+                    show("floor", {"seconds": self.bare[-3:]})
             for rank in range(RANKS) if "planned" in self._only else ():
                 self.moved.append(job.move(rank))
-                tell("planned", self.moved[-1])
+                show("planned", self.moved[-1])
         finally:
             job.close()
 
@@ -90,12 +90,12 @@ class Bench:
         try:
             for how in FAULTS:
                 self.restarted.append(job.recover((number + 1) % RANKS, how))
-                tell("restart", self.restarted[-1])
+                show("restart", self.restarted[-1])
         finally:
             job.close()
         for how in FAULTS:
             self.torchrun.append(torchrun.round_of(self._folder / f"torchrun-{how}-{number}", (number + 1) % RANKS, how))
-            tell("torchrun", self.torchrun[-1])
+            show("torchrun", self.torchrun[-1])
 
     def result(self) -> dict[str, Any]:
         """Return a figure for each key that was wanted."""
@@ -116,7 +116,7 @@ def apart(measure: Callable[[int], list[dict[str, Any]]], number: int) -> list[d
         return pool.submit(measure, number).result()
 
 
-def tell(what: str, facts: dict[str, Any]) -> None:
+def show(what: str, facts: dict[str, Any]) -> None:
     """Say what was just measured."""
     print(f"{what}: {facts}", flush=True)
 

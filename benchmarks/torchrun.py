@@ -53,8 +53,8 @@ def round_of(place: Path, rank: int, how: str) -> dict[str, Any]:
     """Break *rank*; return how long it took until all ranks had done the first new step."""
     with torchrun(place):
         wait_for(lambda: steps.newest(steps.read(place, RANKS)) > SAVE_EVERY + QUIET, "torchrun's first steps", every=0.05)
-        told = steps.read(place, RANKS)
-        pid = told[rank][-1].pid
+        lines = steps.read(place, RANKS)
+        pid = lines[rank][-1].pid
         at = fault(place, rank, pid, how)
         back = wait_for(lambda: steps.recovery(steps.read(place, RANKS), rank, pid), f"torchrun after a rank was {how}", every=0.05)
-        return {"rank": rank, "fault": how, "seconds": back.at - at, "steps_lost": back.steps_lost, "step": steady(told[0])}
+        return {"rank": rank, "fault": how, "seconds": back.at - at, "steps_lost": back.steps_lost, "step": steady(lines[0])}

@@ -1,7 +1,7 @@
 """The training script of the benchmarks: an MLP under DDP, by default of about 10 million parameters.
 
 It writes down when each step was done (steps.py). A file ``raise-N`` in the working directory makes rank N raise at its next step, and
-``raised-N`` tells when it did; a file ``die-N`` makes it kill itself, ``hang-N`` wait as long as it is there. ``--stock-groups`` leaves
+``raised-N`` has the time; a file ``die-N`` makes it kill itself, ``hang-N`` wait as long as it is there. ``--stock-groups`` leaves
 the groups to torch: then only a restart helps.
 """
 
@@ -37,7 +37,7 @@ def fail_if_asked(rank: int) -> None:
 
 
 def hang_if_asked(rank: int) -> None:
-    """Wait for ever when the file that asks for it is there, and tell since when."""
+    """Wait for ever when the file that asks for it is there, and write down since when."""
     asked = Path(f"hang-{rank}")
     if asked.exists():
         Path(f"hanging-{rank}").write_text(f"{time.time():.6f}")

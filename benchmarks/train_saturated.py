@@ -1,4 +1,4 @@
-"""Four ranks of DDP on fewer cores, in blocks of steps for which they are let go, so that jobs of several kinds can take turns.
+"""Four ranks of DDP on fewer cores, in blocks of steps for which they are released, so that jobs of several kinds can take turns.
 
 Run by `benchmarks.saturated`: with ``--plain`` under torchrun and without Holdfast, else with managed groups and a session.
 """
@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817 (its 
 import holdfast
 
 Training = tuple[Callable[[], None], Callable[[], dict[str, Any]], Callable[[bool], None]]
-"""What ends a step, what tells of snapshots, and what turns them on or off."""
+"""What ends a step, what reports snapshots, and what turns them on or off."""
 LOOK: float = 0.05
 """Seconds between two looks whether it is this job's turn."""
 
@@ -59,7 +59,7 @@ def kept(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Trainin
             present.end()
             present = next(steps)
 
-        def told() -> dict[str, Any]:
+        def stats() -> dict[str, Any]:
             snapshotter = session._snapshotter  # noqa: SLF001 (what a user sees in `holdfast status`)
             if snapshotter is None:
                 return {}
@@ -72,7 +72,7 @@ def kept(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Trainin
             if session._snapshotter is not None:  # noqa: SLF001 (what a user never does)
                 session._snapshotter.enabled = on  # noqa: SLF001
 
-        yield end, told, switch
+        yield end, stats, switch
 
 
 def main() -> None:
@@ -94,7 +94,7 @@ def main() -> None:
     model = DDP(network(given.width))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     batch = torch.randn(given.rows, given.width)
-    with (plain if given.plain else kept)(model, optimizer) as (end, told, switch), (given.place / f"rank-{rank}.jsonl").open("w") as out:
+    with (plain if given.plain else kept)(model, optimizer) as (end, stats, switch), (given.place / f"rank-{rank}.jsonl").open("w") as out:
         for number in range(1, 1_000_000):
             while not (given.place / f"go-{number}").exists():
                 if (given.place / "end").exists():
@@ -108,7 +108,7 @@ def main() -> None:
                 end()
                 ends.append(time.perf_counter())
             steps = [after - before for before, after in pairwise(ends)]
-            print(json.dumps({"steps": steps, "cpu": time.process_time() - used, **told()}), file=out, flush=True)
+            print(json.dumps({"steps": steps, "cpu": time.process_time() - used, **stats()}), file=out, flush=True)
 
 
 if __name__ == "__main__":

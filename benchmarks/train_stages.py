@@ -65,7 +65,7 @@ class Part(nn.Module):
 
 
 class Stage(PipelineStage):
-    """A stage that is told all shapes, and has nothing to ask before its first step."""
+    """A stage that knows all shapes, and has nothing to ask before its first step."""
 
     def _warmup_forward_vote(self, has_backward: bool, received_acc: Tensor | None = None) -> Tensor:  # noqa: ARG002, FBT001 (torch's)
         return torch.ones(1, dtype=torch.int32)
@@ -181,7 +181,7 @@ def main() -> None:
             for mode in order.sample(given.modes, len(given.modes))
         ]
         (given.place / f"rank-{rank}.json").write_text(
-            json.dumps({**_told(snapshotter), "blocks": blocks, "trace": trace and trace.events})
+            json.dumps({**_stats_of(snapshotter), "blocks": blocks, "trace": trace and trace.events})
         )
     shutil.rmtree(folder)
     sys.stdout.flush()
@@ -207,7 +207,7 @@ def _block(mode: str, count: int, train: Callable[[Callable[[], None]], None], s
     return {"steps": [end - begin for begin, end in pairwise(ends)], **{name: now[name] - before[name] for name in COUNTS}}
 
 
-def _told(snapshotter: Snapshotter) -> dict[str, Any]:
+def _stats_of(snapshotter: Snapshotter) -> dict[str, Any]:
     plan, profile = snapshotter.planning.plan, snapshotter.planning.profile
     reason = None if plan is None else {"overhead": plan.overhead, "reason": plan.reason}
     return {"size": snapshotter.counts.size, "step": profile.step, "idle": profile.idle, "plan": reason}
@@ -225,7 +225,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sleep", type=float, default=0.0)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--block", type=int, default=5)
-    parser.add_argument("--trace", type=int, default=0, help="1: tell when what was done in each step")
+    parser.add_argument("--trace", type=int, default=0, help="1: record when what was done in each step")
     parser.add_argument("--warm", type=int, default=40)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--modes", nargs="+", default=["none", "sync", "thread", "process", "ours"])

@@ -2,7 +2,7 @@
 
 What is asked for are statements, run with what is global here: ``time.sleep(3600)``, ``slow = 0.2``, ``poison = math.nan``, ``flip()``.
 What is asked for in the folder ``at-start`` below is run by the next process of the rank, before it joins. A file ``last-step`` beside the
-troubles ends the training after the step that it names. ``--result`` tells what the parameters are in the end.
+troubles ends the training after the step that it names. ``--result`` gets the parameters at the end.
 """
 
 from __future__ import annotations

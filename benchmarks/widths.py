@@ -1,4 +1,4 @@
-"""How long training stands still when a node goes and there is no spare, and when it comes back: in the processes that live.
+"""How long training pauses when a node goes and there is no spare, and when it comes back: in the processes that live.
 
 One job of three ranks that share each step's samples (examples/elastic.py) loses one node after another, rank 0's too, and gets it back.
 Its steps take next to nothing, or rest for a while as those of real jobs do while GPUs compute (train_resting.py).
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from benchmarks.controlled import ControlledJob
 from benchmarks.measuring import ROOT
-from benchmarks.steered import Steered
 from holdfast.history import models, queries
 
 RANKS: Final = 3
@@ -39,7 +39,7 @@ class Widths:
 
     def play(self, place: Path, environment: dict[str, str], turns: int, rest: float = 0.0) -> None:
         """Have a node go and come *turns* times, in a job whose steps *rest* for so many seconds."""
-        job = Steered(
+        job = ControlledJob(
             place,
             environment,
             count=RANKS,
@@ -56,7 +56,7 @@ class Widths:
         finally:
             job.close()
 
-    def once(self, job: Steered, rank: int) -> None:
+    def once(self, job: ControlledJob, rank: int) -> None:
         """Take the node of *rank* away, and give it back."""
         steps(job, SETTLED)
         known = len(job.incidents())
@@ -80,14 +80,14 @@ class Widths:
         self.grown_steps.append(pause / usual)
 
 
-def newest(job: Steered) -> models.Generation:
+def newest(job: ControlledJob) -> models.Generation:
     """Return the job's newest generation."""
     row = queries.newest_generation(job.history, job.row.id)
     assert row is not None
     return row
 
 
-def steps(job: Steered, count: int) -> None:
+def steps(job: ControlledJob, count: int) -> None:
     """Wait for that many more steps."""
     until = job.chaos.step() + count
     job.until(lambda: job.chaos.step() >= until, f"step {until}")

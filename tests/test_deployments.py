@@ -163,7 +163,7 @@ def test_no_flow_takes_a_sites_default_of_retries() -> None:
     assert set(marked.values()) == {"0"}, marked
 
 
-def test_deployments_can_be_told_apart() -> None:
+def test_deployments_are_distinct() -> None:
     """By their names and their tags: the page of a run shows both without the flow's name."""
     ours = yaml.safe_load((ROOT / "deployments" / "prefect.yaml").read_text())["deployments"]
     assert len({one["name"] for one in ours}) == len({tuple(one["tags"]) for one in ours}) == len(ours) == 3

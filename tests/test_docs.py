@@ -171,9 +171,9 @@ def test_every_component_has_a_symptom() -> None:
 
 def test_each_claim_about_security_names_a_test_that_there_is() -> None:
     """A claim that nobody tries is a hope."""
-    told = re.findall(r"^\| (.+) \| `(tests/\S+\.py)::(test_\w+)` \|$", (DOCS / "explanation/security.md").read_text(), re.MULTILINE)
-    assert len(told) > 20
-    for claim, path, test in told:
+    claims = re.findall(r"^\| (.+) \| `(tests/\S+\.py)::(test_\w+)` \|$", (DOCS / "explanation/security.md").read_text(), re.MULTILINE)
+    assert len(claims) > 20
+    for claim, path, test in claims:
         assert f"def {test}(" in (ROOT / path).read_text(), claim
 
 

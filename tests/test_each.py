@@ -16,10 +16,10 @@ def test_every_case_is_tried_and_every_failure_reported() -> None:
         tried.append(number)
         assert number % 2 == 0
 
-    with pytest.raises(ExceptionGroup, match="2 of 5 cases failed") as told:
+    with pytest.raises(ExceptionGroup, match="2 of 5 cases failed") as caught:
         is_even()
     assert tried == [0, 1, 2, 3, 4]
-    assert [error.__notes__ for error in told.value.exceptions] == [["in the case 1"], ["in the case 3"]]
+    assert [error.__notes__ for error in caught.value.exceptions] == [["in the case 1"], ["in the case 3"]]
 
 
 def test_a_case_may_fail_in_words_and_may_not_be_skipped() -> None:
@@ -35,13 +35,13 @@ def test_a_case_may_fail_in_words_and_may_not_be_skipped() -> None:
             pytest.skip("no GPU")
         assert word != "raise"
 
-    with pytest.raises(ExceptionGroup, match="3 of 4 cases failed") as told:
+    with pytest.raises(ExceptionGroup, match="3 of 4 cases failed") as caught:
         outcome()
     assert tried == ["fail", "skip", "raise", "pass"]
-    failed, skipped, _ = told.value.exceptions
+    failed, skipped, _ = caught.value.exceptions
     assert str(failed) == "it is broken"
     assert "no GPU" in str(skipped)
-    assert [error.__notes__ for error in told.value.exceptions] == [[f"in the case {word!r}"] for word in tried[:3]]
+    assert [error.__notes__ for error in caught.value.exceptions] == [[f"in the case {word!r}"] for word in tried[:3]]
 
 
 @each("word, length", [("a", 1), ("bc", 2)])

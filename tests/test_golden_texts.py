@@ -92,8 +92,8 @@ def _notification() -> str:
     notifications = Notifications(LAB)
     notifications.opened(an_incident(), 0.0)
     notifications.closed(ended(), 1.0)
-    (told,) = notifications.tick(1.0 + SETTLE)
-    return f"{told.subject}\n{told.text}"
+    (notification,) = notifications.tick(1.0 + SETTLE)
+    return f"{notification.subject}\n{notification.text}"
 
 
 TEXTS: dict[str, tuple[Callable[[], str], str]] = {

@@ -83,6 +83,6 @@ def test_the_command_line_prints_refusals_as_json() -> None:
     """By the option or the variable; another word is refused."""
     command = [sys.executable, "-m", "holdfast", "--log-format", "json", "validate", "no-such-file.yaml"]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=100)
-    (told,) = objects(done.stderr.splitlines())
-    assert (done.returncode, told["event"], told["level"]) == (2, "refused", "error")
-    assert "no-such-file.yaml" in told["message"]
+    (record,) = objects(done.stderr.splitlines())
+    assert (done.returncode, record["event"], record["level"]) == (2, "refused", "error")
+    assert "no-such-file.yaml" in record["message"]

@@ -376,8 +376,8 @@ def test_a_folder_created_first_by_another_user_does_not_prevent_memory_stores(t
     store_folders.make(place)
     assert stat.S_IMODE(place.parent.stat().st_mode) == stat.S_IMODE(place.stat().st_mode) == 0o700
     command = "import os; from holdfast.memstore import store_folders as m; m.make(m.memstore_of('other', 'job')); print(m.root())"
-    told = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
-    assert told.stdout.strip() == str(store_folders.root()) == str(place.parent)
+    completed = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
+    assert completed.stdout.strip() == str(store_folders.root()) == str(place.parent)
     assert store_folders.memstores_of("node") == [place]
     assert list(theirs.iterdir()) == []
     store_folders.wipe(place)

@@ -89,8 +89,8 @@ def job(tmp_path: Path, wanted: int, ranks: int, *, spare: int = 0, visible: str
     (tmp_path / "train.py").touch()
     nodes = {"nnodes": wanted, "nproc_per_node": ranks, "spare_nodes": spare}
     environment = {} if visible is None else {VISIBLE: visible}
-    told: dict[str, Any] = {"name": "j", "script": "train.py", "workdir": str(tmp_path), **nodes, "env": environment}
-    return TrainingJob.model_validate(told)
+    fields: dict[str, Any] = {"name": "j", "script": "train.py", "workdir": str(tmp_path), **nodes, "env": environment}
+    return TrainingJob.model_validate(fields)
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def refused() -> str:
     """Return the words with which the home is refused."""
-    with pytest.raises(UnusableFolder) as told:
+    with pytest.raises(UnusableFolder) as caught:
         paths.home()
-    assert "HOLDFAST_HOME" in str(told.value)
-    return str(told.value)
+    assert "HOLDFAST_HOME" in str(caught.value)
+    return str(caught.value)
 
 
 @as_root
@@ -138,7 +138,7 @@ def test_every_command_that_reads_or_writes_the_home_refuses_one_of_another_user
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("given", "why"),
     [
         ("/dev/null", "/dev/null is not a folder"),
         ("/dev/null/x", "/dev/null is not a folder"),
@@ -147,7 +147,7 @@ def test_every_command_that_reads_or_writes_the_home_refuses_one_of_another_user
         ("/" + "x" * 5000, "File name too long"),
     ],
 )
-def test_an_impossible_home_is_refused(told: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_home_is_refused(given: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing can be kept it is not said that nothing is kept."""
-    monkeypatch.setenv("HOLDFAST_HOME", told)
+    monkeypatch.setenv("HOLDFAST_HOME", given)
     assert why in refused()

@@ -15,7 +15,7 @@ from holdfast.ports import free_port, is_free, listens
 HOLDS = "import socket, sys; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); print('there', flush=True); sys.stdin.read()"
 
 
-def test_a_process_that_listens_on_a_port_is_told_apart_from_one_that_failed_to() -> None:
+def test_a_process_that_listens_on_a_port_differs_from_one_that_failed_to() -> None:
     """Another process may have taken the port that was free a moment ago, and answers there."""
     port = free_port()
     assert is_free(port)

@@ -35,10 +35,10 @@ def test_any_bytes_are_messages_or_a_bad_line(data: bytes) -> None:
     """Nothing else can come of them."""
     lines = LineBuffer()
     try:
-        heard = list(lines.feed(data)) + list(lines.feed(b"\n"))
+        received = list(lines.feed(data)) + list(lines.feed(b"\n"))
     except BadLine:
         return
-    assert all(isinstance(message, dict) for message in heard)
+    assert all(isinstance(message, dict) for message in received)
 
 
 def test_a_line_is_ascii_and_ends_once() -> None:

@@ -48,15 +48,15 @@ def test_a_skip_for_anything_but_hardware_fails_in_ci(tmp_path: Path, ci: str) -
     """Of a test, of a fixture, of what cannot be imported, of a whole module; what was expected to fail is no skip."""
     (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "test_module.py").write_text(MODULE)
-    status, told = outcome(tmp_path, ci)
+    status, output = outcome(tmp_path, ci)
     assert status != 0
-    assert "errors" in told.lower() or "error" in told.lower()
+    assert "errors" in output.lower() or "error" in output.lower()
     (tmp_path / "test_module.py").unlink()
-    status, told = outcome(tmp_path, ci)
-    assert (status, "1 failed, 1 skipped, 1 xfailed, 2 errors" in told) == (1, True), told
+    status, output = outcome(tmp_path, ci)
+    assert (status, "1 failed, 1 skipped, 1 xfailed, 2 errors" in output) == (1, True), output
     for name in ("test_server", "test_ours", "test_fixture"):
-        assert f"test_some.py::{name}" in told.partition("short test summary")[2]
-    assert mentions(told, "CI", "sshd (openssh-server)")
+        assert f"test_some.py::{name}" in output.partition("short test summary")[2]
+    assert mentions(output, "CI", "sshd (openssh-server)")
 
 
 @pytest.mark.parametrize("ci", [None, ""])
@@ -64,8 +64,8 @@ def test_a_person_may_lack_what_a_test_needs(tmp_path: Path, ci: str | None) -> 
     """Every skip is printed with its reason."""
     (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "test_module.py").write_text(MODULE)
-    status, told = outcome(tmp_path, ci)
-    assert (status, "5 skipped, 1 xfailed" in told) == (0, True), told
+    status, output = outcome(tmp_path, ci)
+    assert (status, "5 skipped, 1 xfailed" in output) == (0, True), output
 
 
 def test_this_suite_has_the_rule() -> None:

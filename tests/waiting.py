@@ -25,8 +25,8 @@ def wait_until(predicate: Callable[[], T], *, seconds: float, explain: str | Cal
     while not (answer := predicate()):
         now = time.monotonic()
         if now > deadline:
-            told = explain() if callable(explain) else explain
-            raise AssertionError(f"not so after {seconds:g} s, last answer {answer!r}. {told}")
+            explanation = explain() if callable(explain) else explain
+            raise AssertionError(f"not so after {seconds:g} s, last answer {answer!r}. {explanation}")
         time.sleep(min(max(PAUSE, SHARE * (now - begin)), LONGEST))
         begin = time.monotonic()
     return answer

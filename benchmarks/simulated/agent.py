@@ -1,4 +1,4 @@
-"""One simulated agent: it answers a flow's orders and tells of its workers in the words of a real one (see `holdfast.agent`), and has none.
+"""One simulated agent: it answers commands and reports workers as a real one does (see `holdfast.agent`), and has none.
 
 What is left out: processes, the journal on disk, hot spares, state in memory, the looks at the node. An order that needs those is refused.
 """
@@ -17,7 +17,7 @@ from benchmarks.simulated.training import Training
 from holdfast.protocol import HEARTBEAT_INTERVAL, LineBuffer, Message, encode
 
 REMEMBERED: Final = 512
-"""Newest events that are told again to a flow that attaches."""
+"""Newest events that are sent again to a controller that attaches."""
 UNTIL: Final = 1_000_000
 """Steps that the script wants to do."""
 REGROUPED: Final[Message] = {
@@ -31,7 +31,7 @@ REGROUPED: Final[Message] = {
     "bandwidth": 1e9,
     "interface": "127.0.0.1",
 }
-"""How a worker came into the next generation, as the runtime tells it."""
+"""How a worker came into the next generation, as the runtime reports it."""
 _PIDS: Final = count(100_000)
 
 
@@ -52,13 +52,13 @@ class Line:
                 self._full(self)
 
     def drain(self) -> None:
-        """Send what waits, as far as it is taken; what nobody hears any more is dropped."""
+        """Send what waits, as far as it is taken; what nobody receives any more is dropped."""
         try:
             while self.unsent:
                 del self.unsent[: self.socket.send(self.unsent)]
         except BlockingIOError:
             return
-        except OSError:  # the end of the connection is heard where it is read
+        except OSError:  # the end of the connection is noticed where it is read
             self.unsent.clear()
 
 
@@ -106,7 +106,7 @@ class Agent:
             "end": self._end,
         }
 
-    # -- hearing ------------------------------------------------------------------------------------------------------
+    # -- receiving ------------------------------------------------------------------------------------------------------
 
     def take(self, line: Line, order: Message) -> None:
         """Answer *order*."""
@@ -116,7 +116,7 @@ class Agent:
         elif self.job is not None and order["do"] != "about" and order.get("job") not in {None, self.job}:
             answer = {"ok": False, "why": f"held by job {self.job}"}
         elif epoch < self._epoch:
-            answer = {"ok": False, "why": f"a newer flow steers this job (epoch {self._epoch}, yours {epoch})"}
+            answer = {"ok": False, "why": f"a newer controller runs this job (epoch {self._epoch}, yours {epoch})"}
         else:
             self._epoch = max(self._epoch, epoch)
             answer = {"ok": True, **verb(line, order)}
@@ -143,9 +143,9 @@ class Agent:
 
     def _attach(self, line: Line, order: Message) -> Message:
         line.attached = True
-        for seq, told in self._past:
+        for seq, event_line in self._past:
             if seq > order["since"]:
-                line.send(told)
+                line.send(event_line)
         return {"agent": f"simulated-{self.node}", "since": min(order["since"], self._seq)}
 
     def _prepare(self, _line: Line, order: Message) -> Message:
@@ -168,7 +168,7 @@ class Agent:
             if seat["from"] == "kept":
                 worker = self._workers[seat["rank"]] = kept[seat["rank"]]
                 worker.stepped = False
-                self._tell("worker.kept", rank=worker.rank, pid=worker.pid, generation=self.generation, grouped=True)
+                self._report("worker.kept", rank=worker.rank, pid=worker.pid, generation=self.generation, grouped=True)
             else:
                 worker = self._begin(seat["rank"])
             worker.regroups = True
@@ -181,13 +181,13 @@ class Agent:
 
     def _begin(self, rank: int) -> Worker:
         worker = self._workers[rank] = Worker(rank=rank, pid=next(_PIDS), started=time.time())
-        self._tell("worker.started", rank=rank, pid=worker.pid, generation=self.generation)
-        self._tell("worker.hello", rank=rank, generation=self.generation)
+        self._report("worker.started", rank=rank, pid=worker.pid, generation=self.generation)
+        self._report("worker.hello", rank=rank, generation=self.generation)
         return worker
 
     def _stop(self, _line: Line, order: Message) -> Message:
         self._lose(list(self._workers), ordered=True)
-        self._tell("workers.exited", generation=order["generation"])
+        self._report("workers.exited", generation=order["generation"])
         return {}
 
     def _abandon(self, _line: Line, order: Message) -> Message:
@@ -202,10 +202,10 @@ class Agent:
         self.job = None
         return {}
 
-    # -- what befalls it ----------------------------------------------------------------------------------------------
+    # -- its faults ----------------------------------------------------------------------------------------------
 
     def vanish(self) -> None:
-        """Lose power: nobody hears anything of it."""
+        """Lose power: nobody gets any message about it."""
         self._training.leave(self.generation)
         self._workers.clear()
         self.job = None
@@ -218,7 +218,7 @@ class Agent:
         for rank in ranks:
             worker = self._workers.pop(rank)
             self._training.leave(self.generation, lost=not ordered)
-            self._tell(
+            self._report(
                 "worker.exited",
                 rank=rank,
                 generation=self.generation,
@@ -240,34 +240,34 @@ class Agent:
         for rank, worker in self._workers.items():
             facts = {"rank": rank, "generation": self.generation}
             if not worker.regroups:
-                self._tell("worker.groups", **facts)
-            self._tell("mark", **facts, name="group", seconds=0.01)
-            self._tell("mark", **facts, name="load", seconds=0.01)
+                self._report("worker.groups", **facts)
+            self._report("mark", **facts, name="group", seconds=0.01)
+            self._report("mark", **facts, name="load", seconds=0.01)
             if worker.regroups:
-                self._tell("worker.regrouped", step=resumed, **REGROUPED, **facts, for_generation=self.generation)
-            self._tell("resumed", **facts, step=resumed, path=None, replica=False)
-            self._tell("worker.stepped", **facts, step=step, until=UNTIL, heartbeat=False)
+                self._report("worker.regrouped", step=resumed, **REGROUPED, **facts, for_generation=self.generation)
+            self._report("resumed", **facts, step=resumed, path=None, replica=False)
+            self._report("worker.stepped", **facts, step=step, until=UNTIL, heartbeat=False)
             worker.stepped = True
             if rank == first:
-                self.tell_steps(range(step, step + 1), 0.01)
+                self.report_steps(range(step, step + 1), 0.01)
                 if not worker.regroups:
-                    self._tell("worker.roles", roles=[sorted(self._training.seats)], recordings="", copies=[], **facts)
+                    self._report("worker.roles", roles=[sorted(self._training.seats)], recordings="", copies=[], **facts)
 
-    def tell_of_broken_groups(self) -> None:
+    def report_broken_groups(self) -> None:
         """Have every worker say that its group broke, as it does when a peer is lost."""
         for rank in self._workers:
             why = "Connection closed by peer [127.0.0.1]:29501"
             facts = {"rank": rank, "generation": self.generation, "for_generation": self.generation}
-            self._tell("worker.broken", step=self._training.step, group="0", why=why, **facts)
+            self._report("worker.broken", step=self._training.step, group="0", why=why, **facts)
 
-    def tell_steps(self, steps: Iterable[int], seconds: float) -> None:
-        """Tell of finished steps, as the agent of the lowest rank does."""
+    def report_steps(self, steps: Iterable[int], seconds: float) -> None:
+        """Report finished steps, as the agent of the lowest rank does."""
         now = time.time()
-        self._tell("steps", generation=self.generation, steps=[(step, now, seconds, 1.0) for step in steps])
+        self._report("steps", generation=self.generation, steps=[(step, now, seconds, 1.0) for step in steps])
 
-    # -- telling ------------------------------------------------------------------------------------------------------
+    # -- reporting ------------------------------------------------------------------------------------------------------
 
-    def _tell(self, event: str, **facts: Any) -> None:  # noqa: ANN401 (whatever JSON can hold)
+    def _report(self, event: str, **facts: Any) -> None:  # noqa: ANN401 (whatever JSON can hold)
         self._seq += 1
         line = encode({"seq": self._seq, "event": event, "at": time.time(), **facts})
         self._past.append((self._seq, line))
@@ -276,7 +276,7 @@ class Agent:
                 one.send(line)
 
     def say_beats(self, now: float) -> bool:
-        """Tell how far every worker is, at *now* (monotonic); return whether there was anything to tell."""
+        """Report how far every worker is, at *now* (monotonic); return whether there was anything to report."""
         hearers = [one for one in self.lines if one.attached and not one.unsent]
         if not self._workers or not hearers:
             return False

@@ -17,7 +17,7 @@ from holdfast.process import die_with_parent
 
 
 def main(arguments: list[str]) -> int:
-    """Run the job that the first argument describes on the nodes that the others tell of."""
+    """Run the job that the first argument describes on the nodes that the others describe."""
     spec, folder, count = arguments
     die_with_parent(os.getppid())
     nodes = SimulatedNodes("simulated", Path(folder), int(count))

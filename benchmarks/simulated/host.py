@@ -2,7 +2,7 @@
 
     python -m benchmarks.simulated.host FOLDER COUNT
 
-Agents are reached by the one socket in FOLDER: the first line of a connection names the node (as a jump host would be told), everything
+Agents are reached by the one socket in FOLDER: the first line of a connection names the node (as for a jump host), everything
 after it is the agent's own protocol. A line that names none is about the machine room: which nodes there are, which lose power.
 """
 
@@ -51,7 +51,7 @@ class Host:
         self._server.setblocking(False)  # noqa: FBT003 (its only argument)
         self._selector.register(self._server, selectors.EVENT_READ, lambda _: self._accept())
         self._beats: list[tuple[float, str]] = []
-        self._next, self._told = 0.0, 0
+        self._next, self._heartbeats = 0.0, 0
         self._verbs: dict[str, Callable[[Message], Message]] = {
             "start": self._start,
             "survey": lambda _: {"nodes": {node: self._standing(node) for node in self._nodes}},
@@ -61,7 +61,7 @@ class Host:
             "on": self._on,
             "kill": self._kill,
             "given": lambda _: {"nodes": {node: [one.generation, one.given] for node, one in self._agents.items()}},
-            "cost": lambda _: {**_cost(), "heartbeats": self._told},
+            "cost": lambda _: {**_cost(), "heartbeats": self._heartbeats},
             "step": lambda _: {"step": self._training.step, "steps": self._training.steps, "generation": self._training.generation},
         }
 
@@ -81,7 +81,7 @@ class Host:
             due, node = heapq.heappop(self._beats)
             agent = self._agents.get(node)
             if agent is not None:
-                self._told += agent.say_beats(now)
+                self._heartbeats += agent.say_beats(now)
                 heapq.heappush(self._beats, (max(due + agent.beat, now), node))
 
     # -- connections --------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class Host:
                 self._selector.register(sock, selectors.EVENT_READ, lambda _, sock=sock, lines=lines: self._first(sock, lines))
 
     def _first(self, sock: socket.socket, lines: LineBuffer) -> None:
-        """Hear what a connection is for; one for the machine room may ask any number of things."""
+        """Read what a connection is for; one for the machine room may ask any number of things."""
         data = _received(sock)
         if not data:
             self._hang_up(sock)
@@ -115,10 +115,10 @@ class Host:
             return
         line = Line(sock, agent, self._watch)
         agent.lines.append(line)
-        self._selector.modify(sock, selectors.EVENT_READ, lambda mask: self._hear(line, mask))
+        self._selector.modify(sock, selectors.EVENT_READ, lambda mask: self._receive(line, mask))
         line.send(encode({"ok": True}))
 
-    def _hear(self, line: Line, mask: int) -> None:
+    def _receive(self, line: Line, mask: int) -> None:
         if mask & selectors.EVENT_READ:
             data = _received(line.socket)
             if not data:

@@ -1,4 +1,4 @@
-"""One job on simulated nodes: the process that plays them, a real flow that steers it, and its history."""
+"""One job on simulated nodes: the process that plays them, a real controller that runs it, and its history."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class SimulatedNodes:
         """Return the failure domain of *node*: by itself it is one."""
         return node
 
-    def start_agent(self, node: str, confirm: Confirm | None = None) -> None:  # noqa: ARG002 (one flow steers)
+    def start_agent(self, node: str, confirm: Confirm | None = None) -> None:  # noqa: ARG002 (there is one controller)
         """Start an agent."""
         if not self.ask(do="start", of=node)["ok"]:
             raise NodeLost(node, "it is switched off")

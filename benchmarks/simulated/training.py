@@ -1,4 +1,4 @@
-"""The training that simulated agents tell of: all ranks of a generation step together, and stand still as soon as one is lost."""
+"""The training that simulated agents report: all ranks of a generation step together, and stop as soon as one is lost."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Training:
     """When that was."""
     seats: dict[int, Agent] = field(default_factory=dict)
     """Rank to the agent that has a worker for it."""
-    told: int = 0
-    """The newest step that the lowest rank's agent has told of."""
+    reported_step: int = 0
+    """The newest step that the lowest rank's agent has reported."""
     steps: bool = False
     """All ranks of the generation are there, and none was lost since."""
     broken: list[Agent] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Training:
         if len(self.seats) < self.world:
             return
         self.steps, resumed, self.step, self.moved = True, self.step, self.step + 1, time.monotonic()
-        self.told = self.step - 1
+        self.reported_step = self.step - 1
         for one in dict.fromkeys(self.seats.values()):
             one.met(resumed, self.step, first=min(self.seats))
 
@@ -53,15 +53,15 @@ class Training:
             self.broken = list(dict.fromkeys(self.seats.values()))
 
     def tick(self, now: float) -> None:
-        """Let time pass until *now* (monotonic): steps are done, and the lowest rank's agent tells of them."""
+        """Let time pass until *now* (monotonic): steps are done, and the lowest rank's agent reports them."""
         broken, self.broken = self.broken, []
         for agent in broken:
-            agent.tell_of_broken_groups()
+            agent.report_broken_groups()
         if not self.steps:
             return
         done = int((now - self.moved) / self.step_seconds)
         if done:
             self.step += done
             self.moved += done * self.step_seconds
-            self.seats[min(self.seats)].tell_steps(range(self.told + 1, self.step + 1), self.step_seconds)
-            self.told = self.step
+            self.seats[min(self.seats)].report_steps(range(self.reported_step + 1, self.step + 1), self.step_seconds)
+            self.reported_step = self.step

@@ -106,7 +106,7 @@ def test_a_job_that_runs_has_a_step_under_way() -> None:
     assert seconds(attribute(timeline)) == {TimeCategory.PRODUCTIVE: 10.0, TimeCategory.BETWEEN_STEPS: 2.0}
 
 
-def test_a_job_that_tells_of_no_steps_is_known_to_have_run() -> None:
+def test_a_job_that_reports_no_steps_is_known_to_have_run() -> None:
     """Launch until all ranks had started; what of the rest was kept nobody can say; the recovery's phases are known all the same."""
     incident = incident_span(1, 10.0, 14.0, after=2, phases={"detect": 1.0, "reschedule": 3.0})
     generations = [generation_span(1, 1.0, first_step_at=3.0), generation_span(2, 12.0, first_step_at=14.0)]

@@ -180,7 +180,7 @@ def test_a_node_that_merely_ended_is_none(history: History) -> None:
 
 
 def test_jobs_are_added_up_and_live_ones_count_until_now(history: History) -> None:
-    """One ended, one is steered now, one lost its flow and counts until its last step; each with what it held."""
+    """One ended, one has a controller now, one lost its flow and counts until its last step; each with what it held."""
     for name, end in (("ended", 10.0), ("live", None), ("left", None)):
         write(history, a_job(name, id=name, at=0.0), a_generation(name, 1, 0.0), *trained(name, 1, 1, 8, 0.0))
         write(history, *([a_move(name, "COMPLETED", at=end)] if end else [a_move(name, "RUNNING", at=1.0)]))
@@ -192,7 +192,7 @@ def test_jobs_are_added_up_and_live_ones_count_until_now(history: History) -> No
     assert [one.job.id for one in bill(history, now=20.0, since=8.0).jobs] == ["live", "ended"]
 
 
-def test_an_open_incident_is_told_by_the_states_of_the_job(history: History) -> None:
+def test_an_open_incident_follows_from_the_jobs_states(history: History) -> None:
     """Its phases are written when it closes; until then the moves say what it waits for."""
     write(history, a_job(id="j", at=0.0), a_generation("j", 1, 0.0), *trained("j", 1, 1, 10, 0.0))
     write(history, an_incident("j", 1, fault_at=10.0, detected_at=11.0), Lease(**LEASE))
@@ -204,7 +204,7 @@ def test_an_open_incident_is_told_by_the_states_of_the_job(history: History) -> 
 LEASE: Any = {"job_id": "j", "epoch": 1, "holder": "a flow", "host": "h", "pid": 1, "pid_started": 0.0, "expires_at": 1e12}
 
 
-def test_saves_and_snapshots_are_told_apart(history: History) -> None:
+def test_saves_and_snapshots_are_separate(history: History) -> None:
     """Of two ranks' ten steps snapshots took a tenth; one save stood for a second, a broken one counts for nothing."""
     write(history, a_job(id="j", at=0.0), a_move("j", "COMPLETED", at=12.0), a_generation("j", 1, 0.0, world_size=2, ranks={"n0": [0, 1]}))
     write(history, *trained("j", 1, 1, 5, 0.0), *trained("j", 1, 6, 10, 7.0))
@@ -239,7 +239,7 @@ def test_a_job_that_never_had_nodes_held_what_it_asked_for(history: History) -> 
     assert found == {"j": hours(80), "k": hours(10), "l": hours(10)}
 
 
-def test_steps_thrown_away_for_no_known_reason_are_told_as_such(history: History) -> None:
+def test_steps_thrown_away_for_no_known_reason_are_named_so(history: History) -> None:
     """A job that was reattached may have gone back."""
     write(history, a_job(id="j", at=0.0), a_move("j", "COMPLETED", at=10.0), a_generation("j", 1, 0.0), a_generation("j", 2, 5.0))
     write(history, *trained("j", 1, 1, 4, 0.0), *trained("j", 2, 3, 6, 5.0))

@@ -35,7 +35,7 @@ def test_an_odd_job_is_accounted_for_and_drawn(name: str, tmp_path: Path) -> Non
     )
 
 
-def test_words_of_strangers_cannot_steer_the_page(tmp_path: Path) -> None:
+def test_words_of_strangers_cannot_alter_the_page(tmp_path: Path) -> None:
     """A job and a kind of fault from another version are text."""
     history = filled.open_history(tmp_path)
     on = filled.launched(history, name="<script>alert(1)</script>")

@@ -1,4 +1,4 @@
-"""Another policy is asked what was asked then: what differs, what that would have won, and what nobody can tell."""
+"""Another policy is asked what was asked then: what differs, what that would have won, and what is unknown."""
 
 from __future__ import annotations
 

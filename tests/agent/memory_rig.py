@@ -61,7 +61,7 @@ class MemoryNode:
         """Ring the bell, as a worker does."""
         notification.notify(self.memstore, self._bell)
 
-    def told(self, event: str) -> list[Message]:
+    def events_named(self, event: str) -> list[Message]:
         """Return the events of this name so far."""
         self.control.settimeout(0.01)
         with suppress(TimeoutError):
@@ -160,7 +160,7 @@ class Writer:
         return self.seal()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for slot in self.slots:
             slot.close()
 

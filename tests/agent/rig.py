@@ -27,14 +27,14 @@ CLIENT: Final = """
 import json, os, signal, socket, subprocess, sys, time
 sock = socket.socket(socket.AF_UNIX)
 sock.connect(os.environ["HOLDFAST_SOCKET"])
-heard = sock.makefile()
+incoming = sock.makefile()
 def say(**message):
     sock.sendall(json.dumps(message).encode() + b"\\n")
 def hello():
     say(t="hello", protocol=1, rank=int(os.environ["RANK"]), generation=int(os.environ["HOLDFAST_GENERATION"]))
 def ask(**message):
     say(t="commit-request", id=1, **message)
-    return json.loads(heard.readline())
+    return json.loads(incoming.readline())
 """
 """The start of a test's script that exchanges messages with its agent as the runtime does, without importing it."""
 
@@ -87,13 +87,13 @@ class Flow:
             left = deadline - time.monotonic()
             assert left > 0, self._story(what)
             assert not self.gone, self._story(what)
-            self.hear(left)
+            self.receive(left)
         return found
 
     def _story(self, what: str) -> str:
         return f"waited for {what}; events: {json.dumps(self.events[-30:], indent=1)[-6000:]}, answers: {self.answers}"
 
-    def hear(self, seconds: float) -> None:
+    def receive(self, seconds: float) -> None:
         """Take in what comes within *seconds*."""
         self.socket.settimeout(seconds)
         try:

@@ -20,14 +20,14 @@ hello()
 for step in range(1, int(sys.argv[1]) + 1):
     say(t="saved", step=step, path="/" + "x" * 4000, seconds=0.1, size=step)
 say(t="finished", step=step)
-heard.read()
+incoming.read()
 """
 )
-"""A worker that has much to tell: events of 4 KiB that no journal in memory holds all of."""
+"""A worker that has much to report: events of 4 KiB that no journal in memory holds all of."""
 
 
 def numbers(flow: Flow) -> list[int]:
-    """Return the sequence numbers a flow was told."""
+    """Return the sequence numbers that a controller received."""
     return [event["seq"] for event in flow.events]
 
 
@@ -47,7 +47,7 @@ def test_attaching_since_a_number_sends_exactly_the_missed_events(node: Node, fl
 
 
 def test_an_answer_comes_after_the_replayed_events(node: Node, flow: Flow) -> None:
-    """A flow that reattaches to a job asks a second time to know that it has been told everything."""
+    """A flow that reattaches to a job asks a second time to know that it has received everything."""
     flow.prepare(node, [sys.executable, node.script(TALKER), "2000"])
     flow.start(1)
     last = flow.wait("finished")["seq"]
@@ -60,7 +60,7 @@ def test_an_answer_comes_after_the_replayed_events(node: Node, flow: Flow) -> No
 
 
 def test_a_reader_that_stalls_misses_nothing_and_costs_no_memory(node: Node, flow: Flow) -> None:
-    """It is told from the journal as it reads on; others are told at once."""
+    """It gets its events from the journal as it reads on; others get them at once."""
     with node.flow().attach(0) as slow:
         before = _resident(node.agent)
         flow.prepare(node, [sys.executable, node.script(TALKER), "8000"])
@@ -85,9 +85,9 @@ def test_a_reader_that_reconnects_gets_each_event_once(node: Node, flow: Flow) -
     seen: list[int] = []
     while not any(event["event"] == "finished" for event in flow.events):
         with node.flow().attach(seen[-1] if seen else 0) as reader:
-            reader.hear(0.05)
+            reader.receive(0.05)
             seen += numbers(reader)
-        flow.hear(0.01)
+        flow.receive(0.01)
     with node.flow().attach(seen[-1]) as reader:
         reader.ok("ping")
         seen += numbers(reader)
@@ -96,7 +96,7 @@ def test_a_reader_that_reconnects_gets_each_event_once(node: Node, flow: Flow) -
 
 def test_heartbeats_skip_a_reader_that_is_behind(node: Node, flow: Flow) -> None:
     """An old beat is worth nothing: they neither pile up nor hold events back."""
-    flow.prepare(node, [sys.executable, node.script(CLIENT + "hello(); heard.read()")])
+    flow.prepare(node, [sys.executable, node.script(CLIENT + "hello(); incoming.read()")])
     flow.start(1)
     flow.until(lambda: len(flow.heartbeats) > 2)
     beat = flow.heartbeats[-1]["ranks"]["0"]

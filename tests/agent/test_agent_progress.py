@@ -15,7 +15,7 @@ ANSWERS = (
     + """
 hello()
 say(t="resumed", step=0, path=None)
-for line in heard:
+for line in incoming:
     question = json.loads(line)
     say(t="status", step=7, waits="vote", seconds=1.5, groups=[], place=question["do"])
 """
@@ -28,8 +28,8 @@ def test_a_query_reaches_the_ranks_and_their_answers_the_controller_but_not_the_
     flow.start(1, ranks=[0, 1])
     flow.until(lambda: len([one for one in flow.events if one["event"] == "resumed"]) == 2)
     assert flow.ok("query", generation=1, query={"do": "roll-call"}, ranks=[1])["queried"] == [1]
-    told = flow.wait("worker.rank-status", rank=1)
-    assert told["said"] == {"step": 7, "waits": "vote", "seconds": 1.5, "groups": [], "place": "roll-call"}
+    event = flow.wait("worker.rank-status", rank=1)
+    assert event["said"] == {"step": 7, "waits": "vote", "seconds": 1.5, "groups": [], "place": "roll-call"}
     assert sorted(flow.ok("query", generation=1, query={"do": "roll-call"})["queried"]) == [0, 1]
     flow.wait("worker.rank-status", rank=0)
     refused = flow.order("query", generation=2, query={"do": "roll-call"})
@@ -41,7 +41,7 @@ def test_a_query_reaches_the_ranks_and_their_answers_the_controller_but_not_the_
 
 def test_heartbeats_carry_the_newest_step_timings_and_checksums(node: Node, flow: Flow) -> None:
     """A block's medians: one slow step does not move them. What belongs to another generation is no digest of this one."""
-    tells = """
+    reports = """
 hello()
 say(t="resumed", step=0, path=None)
 for step in range(1, 18):
@@ -51,7 +51,7 @@ say(t="check", step=16, digest="abc", shard="p", generation=0)
 say(t="check", step=16, digest="def", shard="p", generation=1)
 time.sleep(600)
 """
-    flow.prepare(node, [sys.executable, node.script(CLIENT + tells)])
+    flow.prepare(node, [sys.executable, node.script(CLIENT + reports)])
     flow.start(1)
     beat = flow.until(lambda: next((one["ranks"]["0"] for one in flow.heartbeats if one["ranks"]["0"]["checks"]), None))
     assert beat["step_timings"] == [[0, 0.25, 0.5, 0.0], [1, 0.25, 0.5, 0.0]]
@@ -61,7 +61,7 @@ time.sleep(600)
 def test_a_bad_loss_is_reported_once_until_the_loss_is_finite_again(node: Node, flow: Flow) -> None:
     """Of any rank, not of rank 0 alone, and at once."""
     losses = "1.0, math.nan, math.nan, None, math.nan, 2.0, math.inf"
-    tells = f"""
+    reports = f"""
 import math
 hello()
 say(t="resumed", step=0, path=None)
@@ -69,7 +69,7 @@ for step, loss in enumerate([{losses}], 1):
     say(t="beat", step=step, loss=loss, seconds=0.1, until=None, generation=1)
 say(t="finished", step=7)
 """
-    flow.prepare(node, [sys.executable, node.script(CLIENT + tells)])
+    flow.prepare(node, [sys.executable, node.script(CLIENT + reports)])
     flow.start(1)
     flow.exited(generation=1)
     assert [one["step"] for one in flow.events if one["event"] == "worker.loss"] == [2, 7]
@@ -80,14 +80,14 @@ say(t="finished", step=7)
 )
 def test_a_malformed_step_timing_does_no_other_harm(node: Node, flow: Flow, timing: str) -> None:
     """Workers of another version may send anything."""
-    tells = f"""
+    reports = f"""
 hello()
 say(t="resumed", step=0, path=None)
 say(t="beat", step=1, loss=1.0, seconds=0.1, until=None, generation=1, timing={timing})
 say(t="beat", step=2, loss=1.0, seconds=0.1, until=None, generation=1)
 time.sleep(600)
 """
-    flow.prepare(node, [sys.executable, node.script(CLIENT + tells)])
+    flow.prepare(node, [sys.executable, node.script(CLIENT + reports)])
     flow.start(1)
     beat = flow.until(lambda: next((one["ranks"]["0"] for one in flow.heartbeats if one["ranks"]["0"]["step"] == 2), None))
     assert beat["step_timings"] == []
@@ -105,13 +105,13 @@ def test_a_block_with_too_few_steps_does_not_count() -> None:
 
 def test_a_script_that_reports_by_heartbeat_may_exit_without_finishing(node: Node, flow: Flow) -> None:
     """It keeps its own state: its status alone says how it ended. One with a session that leaves in the middle has not finished."""
-    tells = """
+    reports = """
 hello()
 if os.environ["RANK"] == "1":
     say(t="resumed", step=0, path=None)
 say(t="beat", step=7, loss=1.0, seconds=0.1, until=9, generation=1, **({"heartbeat": True} if os.environ["RANK"] == "0" else {}))
 """
-    flow.prepare(node, [sys.executable, node.script(CLIENT + tells)])
+    flow.prepare(node, [sys.executable, node.script(CLIENT + reports)])
     flow.start(1, ranks=[0, 1])
     assert [flow.exited(rank)["finished"] for rank in (0, 1)] == [True, False]
     assert [flow.wait("worker.stepped", rank=rank)["heartbeat"] for rank in (0, 1)] == [True, False]

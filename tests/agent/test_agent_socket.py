@@ -129,7 +129,7 @@ FUZZ = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCh
 
 
 @pytest.fixture(scope="module")
-def steered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, Flow, int]]:
+def agent_at_work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, Flow, int]]:
     """Give an agent that runs a worker, its controller, and the worker's pid."""
     node = Node(tmp_path_factory.mktemp("n")).begin()
     with node.flow(epoch=EPOCH) as flow:
@@ -167,8 +167,8 @@ while True:
 
 def unharmed(node: Node, flow: Flow, pid: int) -> None:
     """Assert that the agent serves its controller and keeps its worker."""
-    told = flow.ok("about", protocol=PROTOCOL)
-    assert (told["pid"], told["generation"], told["workers"]) == (node.agent, 1, {"0": pid})
+    answer = flow.ok("about", protocol=PROTOCOL)
+    assert (answer["pid"], answer["generation"], answer["workers"]) == (node.agent, 1, {"0": pid})
     flow.ok("ping")
     assert is_alive(pid, None)
 
@@ -176,30 +176,30 @@ def unharmed(node: Node, flow: Flow, pid: int) -> None:
 def send_alone(node: Node, data: bytes) -> bytes:
     """Send *data* on a connection of its own; return what the agent answers until it has read all."""
     with connect(node.folder / "agent.sock", seconds=10) as sock:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it has heard enough
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has read enough
             sock.sendall(data)
             sock.shutdown(socket.SHUT_WR)
-        heard = b""
+        received = b""
         with suppress(ConnectionResetError):
             while more := sock.recv(65536):
-                heard += more
-        return heard
+                received += more
+        return received
 
 
 @given(data=some.binary(max_size=200) | some.lists(some.binary(max_size=40), max_size=4).map(b"\n".join))
 @FUZZ
-def test_garbage_harms_nobody(steered: tuple[Node, Flow, int], data: bytes) -> None:
+def test_garbage_harms_nobody(agent_at_work: tuple[Node, Flow, int], data: bytes) -> None:
     """Bytes of any kind, whole lines and half ones."""
-    node, flow, pid = steered
+    node, flow, pid = agent_at_work
     send_alone(node, data)
     unharmed(node, flow, pid)
 
 
 @given(lines=some.lists(LINES, min_size=1, max_size=4))
 @FUZZ
-def test_malformed_commands_harm_nobody(steered: tuple[Node, Flow, int], lines: list[bytes]) -> None:
+def test_malformed_commands_harm_nobody(agent_at_work: tuple[Node, Flow, int], lines: list[bytes]) -> None:
     """Known and unknown commands with missing fields and fields of any type: refused, or without effect on another job."""
-    node, flow, pid = steered
+    node, flow, pid = agent_at_work
     orders = sum("do" in json.loads(line) for line in lines)
     answers = [json.loads(line) for line in send_alone(node, b"".join(lines)).splitlines()]
     assert sum("re" in answer for answer in answers) >= orders
@@ -207,9 +207,9 @@ def test_malformed_commands_harm_nobody(steered: tuple[Node, Flow, int], lines: 
 
 
 @pytest.mark.parametrize("depth", [*range(20, 100, 20), *range(100, 1200, 11)])
-def test_deeply_nested_messages_harm_nobody(steered: tuple[Node, Flow, int], depth: int) -> None:
+def test_deeply_nested_messages_harm_nobody(agent_at_work: tuple[Node, Flow, int], depth: int) -> None:
     """It is read just within the interpreter's limit, and would exceed it when it is passed on, shown or answered."""
-    node, flow, pid = steered
+    node, flow, pid = agent_at_work
     deep = b"[" * depth + b"]" * depth
     send_alone(node, b'{"do": "ping", "epoch": %d, "id": %b}\n' % (EPOCH, deep) + b'{"do": "ping", "id": 1, "epoch": %b}\n' % deep)
     send_alone(node, b'{"t": "commit-request", "id": %b}\n' % deep)
@@ -218,16 +218,16 @@ def test_deeply_nested_messages_harm_nobody(steered: tuple[Node, Flow, int], dep
 
 @given(lines=some.lists(LINES, min_size=1, max_size=4))
 @settings(FUZZ, max_examples=60)
-def test_malformed_messages_of_a_worker_harm_nobody(steered: tuple[Node, Flow, int], lines: list[bytes]) -> None:
+def test_malformed_messages_of_a_worker_harm_nobody(agent_at_work: tuple[Node, Flow, int], lines: list[bytes]) -> None:
     """The same from a real worker; what the controller then gets has the types it expects."""
-    node, flow, pid = steered
+    node, flow, pid = agent_at_work
     place = node.work / "script.py.say"
     done = place.with_name("script.py.say.done")
     done.unlink(missing_ok=True)
     place.with_name("writing").write_bytes(b"".join(line for line in lines if b'"do"' not in line))
     place.with_name("writing").rename(place)
     while not done.exists():
-        flow.hear(0.01)
+        flow.receive(0.01)
     unharmed(node, flow, pid)
     for event in flow.events:
         assert isinstance(event.get("step", 0), int | None)
@@ -269,34 +269,34 @@ def test_malformed_messages_of_a_worker_harm_nobody(steered: tuple[Node, Flow, i
     ],
 )
 def test_a_refused_command_is_answered_with_what_to_do(
-    steered: tuple[Node, Flow, int], order: dict[str, Any], named: tuple[object, ...]
+    agent_at_work: tuple[Node, Flow, int], order: dict[str, Any], named: tuple[object, ...]
 ) -> None:
     """And changes nothing."""
-    node, flow, pid = steered
+    node, flow, pid = agent_at_work
     (answer,) = send_alone(node, encode({"id": 8, "epoch": 3, **order})).splitlines()
-    told = json.loads(answer)
-    assert (told["re"], told["ok"]) == (8, False)
-    assert mentions(told["why"], *named)
+    refusal = json.loads(answer)
+    assert (refusal["re"], refusal["ok"]) == (8, False)
+    assert mentions(refusal["why"], *named)
     unharmed(node, flow, pid)
 
 
-def test_garbage_is_answered_with_what_the_socket_takes(steered: tuple[Node, Flow, int]) -> None:
+def test_garbage_is_answered_with_what_the_socket_takes(agent_at_work: tuple[Node, Flow, int]) -> None:
     """A person with a terminal may try it."""
-    node, flow, pid = steered
+    node, flow, pid = agent_at_work
     assert mentions(json.loads(send_alone(node, b"hello?\n"))["why"], "JSON")
     unharmed(node, flow, pid)
 
 
-def test_a_line_without_end_is_cut_off(steered: tuple[Node, Flow, int]) -> None:
+def test_a_line_without_end_is_cut_off(agent_at_work: tuple[Node, Flow, int]) -> None:
     """It would fill the agent's memory."""
-    node, flow, pid = steered
+    node, flow, pid = agent_at_work
     assert b"too long" in send_alone(node, b"x" * (MAX_LINE_BYTES + (2 << 20)))
     unharmed(node, flow, pid)
 
 
-def test_half_a_line_waits_for_its_other_half(steered: tuple[Node, Flow, int]) -> None:
+def test_half_a_line_waits_for_its_other_half(agent_at_work: tuple[Node, Flow, int]) -> None:
     """Others are served meanwhile."""
-    node, flow, pid = steered
+    node, flow, pid = agent_at_work
     with node.flow(epoch=3) as other:
         other.raw(b'{"id":9,"do":"pi')
         unharmed(node, flow, pid)
@@ -304,9 +304,9 @@ def test_half_a_line_waits_for_its_other_half(steered: tuple[Node, Flow, int]) -
         assert other.until(lambda: other.answers.get(9))["ok"]
 
 
-def test_a_client_that_sends_without_end_does_not_starve_others(steered: tuple[Node, Flow, int]) -> None:
+def test_a_client_that_sends_without_end_does_not_starve_others(agent_at_work: tuple[Node, Flow, int]) -> None:
     """The loop gives everybody a turn."""
-    node, flow, pid = steered
+    node, flow, pid = agent_at_work
     child = os.fork()
     if child == 0:
         try:
@@ -323,17 +323,17 @@ def test_a_client_that_sends_without_end_does_not_starve_others(steered: tuple[N
         os.waitpid(child, 0)
 
 
-def test_a_client_that_reads_no_answers_is_disconnected(steered: tuple[Node, Flow, int]) -> None:
+def test_a_client_that_reads_no_answers_is_disconnected(agent_at_work: tuple[Node, Flow, int]) -> None:
     """Memory is not for the taking in this direction either."""
-    node, flow, pid = steered
+    node, flow, pid = agent_at_work
     with connect(node.folder / "agent.sock", seconds=10) as sock, pytest.raises((BrokenPipeError, ConnectionResetError)):
         sock.sendall(encode({"id": "x" * 100_000, "do": "ping", "epoch": 3}) * 500)
     unharmed(node, flow, pid)
 
 
-def test_more_connections_than_the_agent_serves_do_not_lock_out_those_it_has(steered: tuple[Node, Flow, int]) -> None:
+def test_more_connections_than_the_agent_serves_do_not_lock_out_those_it_has(agent_at_work: tuple[Node, Flow, int]) -> None:
     """They are closed at once; when they end, others may connect."""
-    node, flow, pid = steered
+    node, flow, pid = agent_at_work
     crowd: list[socket.socket] = []
     try:
         for _ in range(300):

@@ -98,11 +98,11 @@ def test_a_new_agent_replays_events_that_a_killed_one_may_not_have_sent(node: No
             flow.job = job
             flow.prepare(node, ["true"], job=job)
             flow.ok("ping")
-            told = [inner for event in flow.events if event["event"] == "replay" for inner in event["events"]]
-            steps = [step for inner in told for step in inner["steps"]]
+            replayed = [inner for event in flow.events if event["event"] == "replay" for inner in event["events"]]
+            steps = [step for inner in replayed for step in inner["steps"]]
             assert [step[0] for step in steps] == list(range(1, expected + 1))
             assert [step[3] for step in steps] == [step / 2 for step in range(1, expected + 1)]
-            assert {inner["generation"] for inner in told} <= {1}
+            assert {inner["generation"] for inner in replayed} <= {1}
 
 
 def test_a_new_agent_ends_what_an_earlier_one_left(new_node: Node) -> None:
@@ -146,7 +146,7 @@ def test_an_agent_whose_files_cannot_be_written_reports_why(new_node: Node, name
 
 
 def test_an_agent_resets_ignored_and_blocked_signals(new_node: Node) -> None:
-    """Both go through exec: a caller that ignores SIGCHLD or blocks SIGTERM must not make an agent that never hears of a worker's end."""
+    """Both go through exec: a caller that ignores SIGCHLD or blocks SIGTERM must not make an agent that never learns of a worker's end."""
     code = (
         "import os, signal, sys\n"
         "for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT): signal.signal(number, signal.SIG_IGN)\n"
@@ -162,16 +162,16 @@ def test_an_agent_resets_ignored_and_blocked_signals(new_node: Node) -> None:
         flow.start(1)
         assert flow.exited()["signal"] == signal.SIGHUP
         new_node.subreaper.send_signal(signal.SIGTERM)
-        told = flow.until(
+        event = flow.until(
             lambda: next((one["event"] for one in flow.events if one["event"] in {"agent.preemption-notice", "agent.ended"}), None)
         )
-        if told == "agent.preemption-notice":  # its worker has just ended: by the same signal, for all it knows
+        if event == "agent.preemption-notice":  # its worker has just ended: by the same signal, for all it knows
             flow.ok("end")
     assert new_node.ended() == 0
 
 
 def test_without_a_command_for_its_lease_an_agent_ends_with_its_workers(node: Node) -> None:
-    """Nobody steers any more: the node must not stay occupied for ever. Any order renews the lease."""
+    """No controller is left: the node must not stay occupied for ever. Any order renews the lease."""
     with node.flow().attach(0) as flow:
         flow.prepare(node, [sys.executable, "-c", "import time; time.sleep(600)"], lease=0.6)
         flow.start(1)
@@ -197,14 +197,14 @@ def test_refused_commands_do_not_renew_the_lease(node: Node) -> None:
         while not deposed.gone and not any(event["event"] == "lease.ended" for event in control_job.events):
             if not deposed.gone:
                 deposed.raw(b'{"id":7,"do":"ping","epoch":4}\n')
-                deposed.hear(0.05)
-            control_job.hear(0.05)
+                deposed.receive(0.05)
+            control_job.receive(0.05)
         assert deposed.answers[7]["ok"] is False
 
 
 @pytest.mark.parametrize("how", ["by the flow", "by a second signal"])
 def test_sigterm_to_the_subreaper_gives_the_controller_time(node: Node, flow: Flow, how: str) -> None:
-    """What systemd does to a unit, and a shutdown to a node: the flow hears of it while the workers still work."""
+    """What systemd does to a unit, and a shutdown to a node: the controller learns of it while the workers still work."""
     flow.prepare(node, [sys.executable, node.script(CLIENT + "hello(); time.sleep(600)")])
     flow.start(1)
     flow.wait("worker.hello")
@@ -214,7 +214,7 @@ def test_sigterm_to_the_subreaper_gives_the_controller_time(node: Node, flow: Fl
     if how == "by the flow":
         flow.ok("end")
     else:
-        told_again(node, flow)
+        signal_again(node, flow)
     flow.wait("agent.ended")
     assert node.ended() == 0
     assert not node.remains()
@@ -237,12 +237,12 @@ def test_sigterm_to_all_processes_gives_the_controller_time(node: Node, flow: Fl
     assert node.ended() == 0
 
 
-def told_again(node: Node, flow: Flow) -> None:
+def signal_again(node: Node, flow: Flow) -> None:
     """Repeat the signal until the agent takes it for another one, and ends its ranks."""
 
     def is_over() -> bool:
         os.kill(node.subreaper_pid, signal.SIGTERM)
-        flow.hear(0.2)
+        flow.receive(0.2)
         return any(event["event"] == "worker.exited" for event in flow.events)
 
     wait_until(is_over, seconds=30)

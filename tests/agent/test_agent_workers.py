@@ -96,7 +96,7 @@ def test_a_worker_begins_with_no_signal_ignored_or_blocked(runs: Runs) -> None:
 
 
 def test_a_worker_that_ends_in_the_instant_it_was_started_is_not_lost(runs: Runs) -> None:
-    """Its start is told before its end, whichever the agent heard of first."""
+    """Its start is reported before its end, whichever the agent learned of first."""
     for _ in range(5):
         generation = next(runs._numbers)
         runs.flow.prepare(runs.node, ["/bin/true"])
@@ -238,7 +238,7 @@ def test_a_worker_that_ignores_the_gentle_stop_is_killed(runs: Runs) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_worker_is_ended_too(runs: Runs, number: int) -> None:
-    """A process that stands still takes no SIGTERM until it goes on."""
+    """A stopped process takes no SIGTERM until it continues."""
     generation = runs.run(CLIENT + "hello(); time.sleep(600)")
     runs.flow.wait("worker.hello", generation=generation)
     os.kill(runs.flow.pid(generation=generation), signal.SIGSTOP)

@@ -82,8 +82,8 @@ def test_the_process_that_the_driver_names_is_the_ranks_or_one_that_it_began(roo
         assert ranks_on(PART, f"{QUOTE}, pid='{holding[()]}', name=python", workers, root) == [0]
         inner = None
         while inner is None:
-            told = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
-            inner = told[0] if told else None
+            children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+            inner = children[0] if children else None
         assert ranks_on(PART, f"{QUOTE}, pid={inner}, name=python", workers, root) == [1]
         assert ranks_on("disk sda", f"pid={inner}", workers, root) == []
         assert ranks_on(PART, "pid=1, name=init", workers, root) == []

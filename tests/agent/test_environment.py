@@ -55,7 +55,7 @@ def by_torchrun(folder: Path) -> list[dict[str, Any]]:
 
 
 def ours(folder: Path, node: Node, flow: Flow) -> list[dict[str, Any]]:
-    """Return what the script saw on two ranks of a real agent, told what a flow tells it."""
+    """Return what the script saw on two ranks of a real agent, with the commands of a controller."""
     (folder / "ours").mkdir()
     spec = TrainingJob.model_validate({
         "name": "shown", "script": "show.py", "args": ["--lr", "1"], "workdir": str(folder), "nproc_per_node": 2,

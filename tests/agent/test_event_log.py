@@ -1,4 +1,4 @@
-"""The agent's journal: what was missed is told, exactly once, whatever the disk does."""
+"""The agent's journal: what was missed is sent, exactly once, whatever the disk does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.agent.event_log import EventLog, replayed_events
 from holdfast.protocol import decode
 
 
-def told(event_log: EventLog, seq: int) -> list[int]:
+def numbers_after(event_log: EventLog, seq: int) -> list[int]:
     """Return the numbers of the events after *seq*, each once checked to be its own line."""
     numbers = []
     for number, line in event_log.since(seq):
@@ -35,18 +35,18 @@ def filled(path: Path, count: int, *, max_bytes: int = 1 << 20, max_recent: int 
 @pytest.mark.parametrize("since", [0, 1, 57, 89, 90, 91, 99, 100])
 def test_missed_events_are_sent_in_order(tmp_path: Path, since: int) -> None:
     """From memory, from the file, and from both."""
-    assert told(filled(tmp_path / "event-log.jsonl", 100), since) == list(range(since + 1, 101))
+    assert numbers_after(filled(tmp_path / "event-log.jsonl", 100), since) == list(range(since + 1, 101))
 
 
 def test_a_new_event_log_is_empty(tmp_path: Path) -> None:
     """There is no event zero."""
-    assert told(EventLog(tmp_path / "event-log.jsonl"), 0) == []
+    assert numbers_after(EventLog(tmp_path / "event-log.jsonl"), 0) == []
 
 
 def test_after_rotation_the_older_file_is_read_too(tmp_path: Path) -> None:
     """Two files of bounded size hold a contiguous past."""
     event_log = filled(tmp_path / "event-log.jsonl", 100, max_bytes=2000)
-    numbers = told(event_log, 0)
+    numbers = numbers_after(event_log, 0)
     assert numbers == list(range(numbers[0], 101))
     assert 0 < numbers[0] < 80
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 3 * 2000
@@ -61,11 +61,11 @@ def test_milestones_outlive_the_files(tmp_path: Path) -> None:
     for _ in range(200):
         event_log.add({"event": "steps"}, milestone=False)
     event_log.add({"event": "worker.stopped"})
-    numbers = told(event_log, 1)
+    numbers = numbers_after(event_log, 1)
     assert numbers[0] == 2
     assert numbers[1:] == list(range(numbers[1], 204))
     assert numbers[1] > 3
-    assert told(event_log, 2)[0] == numbers[1]
+    assert numbers_after(event_log, 2)[0] == numbers[1]
 
 
 def test_the_event_log_of_an_earlier_agent_is_set_aside(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_the_event_log_of_an_earlier_agent_is_set_aside(tmp_path: Path) -> None:
     filled(path, 100, max_bytes=2000)
     assert path.with_suffix(".old").exists()
     event_log = filled(path, 20, max_recent=5)
-    assert told(event_log, 0) == list(range(1, 21))
+    assert numbers_after(event_log, 0) == list(range(1, 21))
     assert path.with_suffix(".before").exists()
 
 
@@ -97,7 +97,7 @@ def test_a_reader_that_is_slow_misses_nothing_when_files_are_rotated_under_it(tm
 def test_reading_while_writing_yields_each_event_once(
     tmp_path_factory: pytest.TempPathFactory, plan: list[int], reads: list[int], max_bytes: int
 ) -> None:
-    """Writes and reads take turns in any way; as long as the files hold what was missed, nothing is lost or told twice."""
+    """Writes and reads take turns in any way; as long as the files hold what was missed, nothing is lost or sent twice."""
     event_log = EventLog(tmp_path_factory.mktemp("j") / "event-log.jsonl", max_bytes=max_bytes, max_recent=4)
     seen: list[int] = []
     reader: Iterator[tuple[int, bytes]] = iter(())
@@ -111,7 +111,7 @@ def test_reading_while_writing_yields_each_event_once(
                 event = next(reader, None)
             if event is not None:
                 seen.append(event[0])
-    seen += told(event_log, seen[-1] if seen else 0)
+    seen += numbers_after(event_log, seen[-1] if seen else 0)
     assert seen == list(range(1, event_log.seq + 1))
 
 
@@ -138,7 +138,7 @@ def test_a_full_disk_costs_the_file_and_not_the_events(small_disk: Path) -> None
     for _ in range(5):
         event_log.add({"event": "x", "filling": "y" * 500})
     assert event_log.failing == "No space left on device"
-    assert told(event_log, 0) == list(range(1, last_on_disk + 7))
+    assert numbers_after(event_log, 0) == list(range(1, last_on_disk + 7))
     os.truncate(small_disk / "event-log.jsonl", 0)
     event_log.add({"event": "x"})
     assert event_log.failing is None

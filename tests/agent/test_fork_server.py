@@ -40,7 +40,7 @@ def wait_for_count(flow: Flow, event: str, times: int) -> None:
 
 
 def test_workers_that_end_in_the_instant_they_were_forked_are_not_lost(node: Node, flow: Flow) -> None:
-    """The starter tells of each before it may run, and the agent hears that before it buries anybody."""
+    """The starter reports each before it may run, and the agent reads that before it reaps any."""
     flow.prepare(node, [node.script("import os; os._exit(int(os.environ['RANK']))")], warm=True)
     for generation in range(1, 8):
         flow.start(generation, range(6))
@@ -109,7 +109,7 @@ def test_a_stop_does_not_wait_for_a_fork_server_that_is_not_ready(node: Node, fl
 
 
 def test_an_end_does_not_wait_for_a_fork_server_either(node: Node, flow: Flow, slow: dict[str, Any]) -> None:
-    """Nor for one that stands still."""
+    """Nor for a stopped one."""
     flow.prepare(node, **slow)
     flow.start(1, (0, 1))
     os.kill(fork_server_of(node), signal.SIGSTOP)
@@ -162,13 +162,13 @@ def test_a_stuck_fork_server_is_given_up(tmp_path: Path, monkeypatch: pytest.Mon
         facts: Message = {"job": "j", "lease": 1, "warm": True, "python": sys.executable, "preload": [], "argv": ["-c", QUIET]}
         under_test.prepare(schema.read_record(SpawnPlan, {**facts, "directory": "/", "environment": {}, "log_directory": str(tmp_path)}))
 
-        def told() -> list[str]:
+        def reported_events() -> list[str]:
             for key, mask in selector.select(0.01):
                 key.data(mask)
             return events
 
         try:
-            wait_until(told, seconds=60)
+            wait_until(reported_events, seconds=60)
             assert under_test.fork_server_pid is not None
             os.kill(under_test.fork_server_pid, signal.SIGSTOP)
             under_test.begin(3, {}, tmp_path / "rank-3.log")
@@ -178,7 +178,7 @@ def test_a_stuck_fork_server_is_given_up(tmp_path: Path, monkeypatch: pytest.Mon
             under_test.tick(due)
             assert list(born) == [3]
             assert events == ["fork-server.ready", "fork-server.exited"]
-            wait_until(lambda: told()[2:] == ["fork-server.ready"], seconds=60)
+            wait_until(lambda: reported_events()[2:] == ["fork-server.ready"], seconds=60)
         finally:
             under_test.end()
             sweep(NODE_MARK, mark_of(tmp_path))
@@ -214,14 +214,14 @@ def test_an_interpreter_without_holdfast_is_served_too(node: Node, flow: Flow, t
 import sys, importlib.util
 import holdfast.runtime.agent_client
 print(sys.prefix, importlib.util.find_spec("pytest"), holdfast.runtime.agent_client.link().attached)
-raise ValueError("told")
+raise ValueError("raised")
 """
     flow.prepare(
         node, [node.script(code)], warm=True, python=python, environment={"PYTHONPATH": ""}, preload=["json", "holdfast.runtime.session"]
     )
     assert flow.wait("fork-server.ready")["preloaded"] == ["json"]
     flow.start(1)
-    assert flow.exited()["raised"]["message"] == "told"
+    assert flow.exited()["raised"]["message"] == "raised"
     assert node.output().splitlines()[1] == f"{tmp_path / 'bare'} None True"
 
 

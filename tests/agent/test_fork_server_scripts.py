@@ -137,7 +137,7 @@ neighbour.proxy = [Proxy()]
 
 
 @pytest.mark.parametrize("text", SCRIPTS.values(), ids=SCRIPTS)
-def test_a_script_cannot_tell_the_difference(both: Both, text: str) -> None:
+def test_a_script_runs_as_under_plain_python(both: Both, text: str) -> None:
     """Same output, same status, same order."""
     (both.node.work / "neighbour.py").write_text("")
     both.same(both.node.script(text), "an argument", "-v")
@@ -205,7 +205,7 @@ def test_whatever_python_runs_is_run(both: Both, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "status"), [("alone", 0), ("nest.inner", 3), ("nest", 0), ("missing", 1), ("nest.bare", 1)])
-def test_a_module_cannot_tell_the_difference(both: Both, name: str, status: int) -> None:
+def test_a_module_runs_as_under_plain_python(both: Both, name: str, status: int) -> None:
     """A module, one in a package, a package with a main module; and what Python says where there is none."""
     work = both.node.work
     facts = """

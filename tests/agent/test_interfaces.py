@@ -1,4 +1,4 @@
-"""What goes from one node to another is measured by who was told the token, whoever else knocks."""
+"""What goes from one node to another is measured by who knows the token, whoever else connects."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def test_unauthenticated_clients_are_disconnected_and_the_measurement_goes_on() 
         with socket.create_connection((HOST, door["port"])) as stranger:
             stranger.settimeout(20)
             stranger.sendall(knock)
-            with suppress(ConnectionResetError):  # where more was said than heard
+            with suppress(ConnectionResetError):  # where more was sent than read
                 assert stranger.recv(1) == b""
-    told = bandwidth_to(HOST, door["port"], door["token"], 0.05)
-    assert told["bytes"] > 1 << 20
+    measured = bandwidth_to(HOST, door["port"], door["token"], 0.05)
+    assert measured["bytes"] > 1 << 20
 
 
 def test_slow_unauthenticated_clients_delay_no_measurement() -> None:
@@ -40,8 +40,8 @@ def test_slow_unauthenticated_clients_delay_no_measurement() -> None:
         thread.start()
         strangers.callback(thread.join)
         strangers.callback(over.set)
-        told = bandwidth_to(HOST, door["port"], door["token"], 0.05)
-    assert told["bytes"] > 1 << 20
+        measured = bandwidth_to(HOST, door["port"], door["token"], 0.05)
+    assert measured["bytes"] > 1 << 20
 
 
 def _trickled(line: socket.socket, over: threading.Event) -> None:

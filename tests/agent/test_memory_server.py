@@ -90,7 +90,7 @@ def test_a_client_without_the_token_is_rejected(node: MemoryNode) -> None:
 
 
 def test_a_client_rejects_a_server_without_the_token() -> None:
-    """One that listens where ours was, and echoes what it hears."""
+    """One that listens where ours was, and echoes what it receives."""
     with socket.create_server(("127.0.0.1", 0)) as impostor:
 
         def answer() -> None:
@@ -113,11 +113,11 @@ def test_garbage_gets_a_greeting_and_nothing_else(node: MemoryNode, said: bytes)
         with suppress(OSError):
             sock.sendall(said)
             sock.shutdown(socket.SHUT_WR)
-        heard = b""
+        received = b""
         with suppress(ConnectionResetError):
             while data := sock.recv(4096):
-                heard += data
-    assert len(heard) <= len(HELLO) + NONCE
+                received += data
+    assert len(received) <= len(HELLO) + NONCE
     assert RemoteMemstore(node.address, TOKEN).labels() == {}
 
 
@@ -126,11 +126,11 @@ def test_many_silent_clients_do_not_block_the_job(node: MemoryNode) -> None:
     silent = [socket.create_connection(node.address, timeout=SECONDS) for _ in range(3 * MAX_UNAUTHENTICATED)]
     assert RemoteMemstore(node.address, TOKEN).labels() == {}
     for sock in silent:
-        heard = b""
+        received = b""
         with sock, suppress(ConnectionResetError):
             while data := sock.recv(4096):
-                heard += data
-        assert len(heard) <= len(HELLO) + NONCE
+                received += data
+        assert len(received) <= len(HELLO) + NONCE
     assert RemoteMemstore(node.address, TOKEN).labels() == {}
 
 
@@ -303,7 +303,7 @@ def test_a_replica_whose_tail_has_no_room_is_rejected(small: MemoryNode) -> None
     label, _, _ = replica(4096, 8 * ROOM)
     with connect(small.address, TOKEN, seconds=SECONDS) as line:
         assert "do not fit" in offer(line, label)["why"]
-    wait_until(lambda: small.told("memstore.full"), seconds=SECONDS)
+    wait_until(lambda: small.events_named("memstore.full"), seconds=SECONDS)
 
 
 def test_a_tail_longer_than_announced_is_rejected(small: MemoryNode) -> None:

@@ -86,7 +86,7 @@ def test_a_snapshot_outlives_the_agent(new_node: Node) -> None:
 
 
 def test_an_agent_that_is_terminated_leaves_the_memory_store_to_the_next(new_node: Node) -> None:
-    """It was told nothing about the job; its subreaper may have died."""
+    """It knows nothing about the job; its subreaper may have died."""
     node = new_node.begin()
     with node.flow() as flow:
         place = keeping(node, flow.attach(0))

@@ -62,7 +62,7 @@ class Broken:
         return next((pid for pid in children_of(self.node.agent) if b"holdfast.agent.monitor" in _of(pid, "cmdline")), None)
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Close the log."""
         os.close(self._writer)
 
 
@@ -102,7 +102,7 @@ def broken(new_node: Node, tmp_path: Path, library: Path) -> Iterator[Broken]:
 
 
 def fault(flow: Flow, kind: str, source: str) -> Message:
-    """Wait for a fault of the node, told by *source*."""
+    """Wait for a fault of the node, reported by *source*."""
     return flow.wait("node.fault", kind=kind, source=f"{source} on node")
 
 
@@ -136,8 +136,8 @@ def test_faults_of_a_node_are_reported_as_they_happen(broken: Broken) -> None:
         wait_until(lambda: broken.lookout() not in {None, first}, seconds=60)
         flow.start(4)  # the agent takes the helper's end for nobody else's
         flow.wait("worker.hello", generation=4)
-    told = [one for one in flow.events if one["event"] == "node.fault" and one["source"] == "kernel log on node"]
-    assert [one["kind"] for one in told] == ["nvme-timeout"], "a device that came is no fault"
+    faults = [one for one in flow.events if one["event"] == "node.fault" and one["source"] == "kernel log on node"]
+    assert [one["kind"] for one in faults] == ["nvme-timeout"], "a device that came is no fault"
 
 
 def seen(part: str = "GPU 0", quote: str = "off the bus") -> FaultFinding:
@@ -147,18 +147,18 @@ def seen(part: str = "GPU 0", quote: str = "off the bus") -> FaultFinding:
 
 def test_a_fault_is_reported_once_by_the_first_source() -> None:
     """Of each part; again when it was away for a look, or happens again after a while."""
-    told: list[Message] = []
-    telling = Deduplicator("n0", told.append)
-    assert telling.happened(seen(), "kernel log", 5.0, now=0.0)
-    assert not telling.happened(seen(), "GPU driver events", 5.1, now=0.1)
-    telling.sampled([("NVML", seen()), ("NVML", seen("GPU 1"))], 6.0, now=1.0)
-    assert [(one["part"], one["source"]) for one in told] == [("GPU 0", "kernel log on n0"), ("GPU 1", "NVML on n0")]
-    telling.sampled([("NVML", seen())], 70.0, now=65.0)
-    telling.happened(seen(), "kernel log", 140.0, now=2 * QUIET + 20)
-    assert len(told) == 2, "it is there still"
-    telling.sampled([], 200.0, now=200.0)
-    telling.happened(seen(), "kernel log", 300.0, now=300.0)
-    assert len(told) == 3
+    reported: list[Message] = []
+    deduplicator = Deduplicator("n0", reported.append)
+    assert deduplicator.happened(seen(), "kernel log", 5.0, now=0.0)
+    assert not deduplicator.happened(seen(), "GPU driver events", 5.1, now=0.1)
+    deduplicator.sampled([("NVML", seen()), ("NVML", seen("GPU 1"))], 6.0, now=1.0)
+    assert [(one["part"], one["source"]) for one in reported] == [("GPU 0", "kernel log on n0"), ("GPU 1", "NVML on n0")]
+    deduplicator.sampled([("NVML", seen())], 70.0, now=65.0)
+    deduplicator.happened(seen(), "kernel log", 140.0, now=2 * QUIET + 20)
+    assert len(reported) == 2, "it is there still"
+    deduplicator.sampled([], 200.0, now=200.0)
+    deduplicator.happened(seen(), "kernel log", 300.0, now=300.0)
+    assert len(reported) == 3
 
 
 def test_a_flooded_log_is_judged_as_far_as_the_budget_goes() -> None:
@@ -171,10 +171,10 @@ def test_a_flooded_log_is_judged_as_far_as_the_budget_goes() -> None:
 
 def test_a_log_that_is_a_file_is_followed_into_the_next_one(tmp_path: Path) -> None:
     """Plain lines, as a syslog daemon writes them, and across the daemon's own putting aside."""
-    path, heard = tmp_path / "kern.log", list[str]()
+    path, received = tmp_path / "kern.log", list[str]()
     path.write_text("Nov 21 10:00:00 n0 kernel: before\n")
     log = KernelLogFollower(path)
-    log.subscribe(lambda line: heard.append(line.text))
+    log.subscribe(lambda line: received.append(line.text))
     with path.open("a") as file:
         file.write("Nov 21 10:00:01 n0 kernel: " + OFF_BUS + "\n")
     log.read()
@@ -185,4 +185,4 @@ def test_a_log_that_is_a_file_is_followed_into_the_next_one(tmp_path: Path) -> N
         assert log.due() is not None, "such a file cannot be waited for"
         log.tick(1e9)
         log.tick(2e9)
-    assert heard == ["Nov 21 10:00:01 n0 kernel: " + OFF_BUS, "Nov 21 10:00:02 n0 kernel: in the next"]
+    assert received == ["Nov 21 10:00:01 n0 kernel: " + OFF_BUS, "Nov 21 10:00:02 n0 kernel: in the next"]

@@ -1,4 +1,4 @@
-"""An out-of-memory kill is told from any other SIGKILL by the kernel's own words, or by the cgroup's counter."""
+"""An out-of-memory kill is distinguished from any other SIGKILL by the kernel's own words, or by the cgroup's counter."""
 
 from __future__ import annotations
 

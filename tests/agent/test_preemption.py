@@ -84,20 +84,20 @@ def prepared(node: Node, flow: Flow, **plan: Any) -> None:
 
 
 def test_a_file_that_comes_is_a_notice_and_one_that_goes_takes_it_back(node: Node, flow: Flow, tmp_path: Path) -> None:
-    """Each is told once, and the node's name stands in the file's."""
+    """Each is reported once, and the node's name stands in the file's."""
     prepared(node, flow, file=str(tmp_path / "{node}.leaving"))
     path = tmp_path / "node.leaving"
     path.write_text("host maintenance at noon\n")
-    told = flow.wait("agent.preemption-notice")
-    assert told["seconds"] == 90.0
-    assert mentions(told["why"], path, "host maintenance at noon")
+    event = flow.wait("agent.preemption-notice")
+    assert event["seconds"] == 90.0
+    assert mentions(event["why"], path, "host maintenance at noon")
     path.unlink()
     flow.wait("agent.preemption-cancelled")
     assert sum(one["event"] == "agent.preemption-notice" for one in flow.events) == 1
 
 
 def test_a_matching_answer_is_a_notice(node: Node, flow: Flow, metadata: Metadata) -> None:
-    """Neither 404, nor an answer that says something else, nor none is; that nothing can be seen is told."""
+    """Neither 404, nor an answer that says something else, nor none is; that nothing can be seen is reported."""
     metadata.status, metadata.body = 200, "FALSE"
     prepared(node, flow, url=metadata.url + "/{node}", pattern="^TRUE$", headers={"Metadata-Flavor": "Google"})
     wait_until(lambda: len(metadata.asked) > 2, seconds=30)
@@ -112,7 +112,7 @@ def test_a_matching_answer_is_a_notice(node: Node, flow: Flow, metadata: Metadat
 
 
 def test_a_metadata_service_that_wants_a_token_is_asked_for_one(node: Node, flow: Flow, metadata: Metadata) -> None:
-    """Once, and again when it takes that one no more; without one its refusal is told, and is no notice."""
+    """Once, and again when it takes that one no more; without one its refusal is reported, and is no notice."""
     metadata.wants_token = True
     prepared(node, flow, url=metadata.url)
     assert "answered with status 401" in flow.wait("notice.unknown")["why"]

@@ -29,12 +29,12 @@ if "HOLDFAST_HOT_SPARE" in os.environ:
 elif "HOLDFAST_FRESH" not in os.environ:
     say(t="groups")
     train(1)
-for line in heard:
+for line in incoming:
     message = json.loads(line)
     if "re" in message:
         say(t="coverage", answer=message)
         continue
-    say(t="coverage", heard=message)
+    say(t="coverage", received=message)
     if message["do"] == "regroup":
         if "log" in message:
             log = os.open(message["log"], os.O_WRONLY | os.O_APPEND)
@@ -47,7 +47,7 @@ for line in heard:
         os._exit(message["code"])
 """
 )
-"""A worker or hot spare that tells of each line it hears, and does what it says."""
+"""A worker or hot spare that reports each line it receives, and does what it says."""
 
 TAIL = "def train" + GROUPED.split("def train")[1]
 
@@ -55,7 +55,7 @@ FACTS = {"world": 2, "store": ["127.0.0.1", 29500], "changed": [1], "since": 1}
 
 
 class Team:
-    """A node's workers and hot spares, and what their flow tells them."""
+    """A node's workers and hot spares, and what their controller sends them."""
 
     def __init__(self, node: Node, flow: Flow) -> None:
         self.node, self.flow = node, flow
@@ -89,15 +89,15 @@ class Team:
         """Have workers say something."""
         self.flow.ok("forward", ranks=list(ranks), hot_spares=list(hot_spares), message={"do": "say", "what": list(what)})
 
-    def heard(self, verb: str, *, generation: int, rank: int) -> Message:
-        """Wait until a worker has heard a line."""
+    def received(self, verb: str, *, generation: int, rank: int) -> Message:
+        """Wait until a worker has received a command."""
         wanted = {"do": verb, "generation": generation}
 
         def found() -> Message | None:
-            lines = [event["heard"] for event in self.flow.events if "heard" in event and event.get("rank") == rank]
+            lines = [event["received"] for event in self.flow.events if "received" in event and event.get("rank") == rank]
             return next((line for line in lines if {**line, **wanted} == line), None)
 
-        return dict(self.flow.until(found, f"{verb} of {generation} heard by rank {rank}"))
+        return dict(self.flow.until(found, f"{verb} of {generation} received by rank {rank}"))
 
     def leave_to_commit(self, rank: int) -> Message:
         """Have a worker ask for leave to commit; return the answer."""
@@ -125,9 +125,9 @@ def places(**environment: str) -> dict[str, str]:
 
 def living(team: Team) -> list[int]:
     """Ask the agent who lives."""
-    told = team.flow.ok("living")
-    assert told["generation"] == 1
-    return list(told["ranks"])
+    answer = team.flow.ok("living")
+    assert answer["generation"] == 1
+    return list(answer["ranks"])
 
 
 def kept(rank: int) -> Message:
@@ -153,14 +153,14 @@ def team(node: Node, flow: Flow) -> Team:
 
 
 def test_a_generation_that_is_abandoned_wakes_some_and_kills_others(team: Team) -> None:
-    """Whoever lives is told at once, the unhealthy are killed by order, and nobody commits a checkpoint any more."""
+    """Whoever lives is notified at once, the unhealthy are killed by order, and nobody commits a checkpoint any more."""
     team.train(0, 1, 2)
     os.kill(team.flow.pid(2), signal.SIGSTOP)
     assert team.leave_to_commit(0)["ok"]
     answer = team.abandon(1, kill=[2, 7], lost=[2])
     assert (answer["notified"], answer["killed"]) == ([0, 1], [2])
     for rank in (0, 1):
-        assert team.heard("abandon", generation=1, rank=rank) == {"do": "abandon", "generation": 1, "lost": [2]}
+        assert team.received("abandon", generation=1, rank=rank) == {"do": "abandon", "generation": 1, "lost": [2]}
     end = team.flow.exited(2)
     assert (end["signal"], end["ordered"]) == (signal.SIGKILL, True)
     leave = team.leave_to_commit(0)
@@ -173,7 +173,7 @@ def test_a_generation_that_is_abandoned_wakes_some_and_kills_others(team: Team) 
 
 
 def test_kept_hot_spare_and_fresh_workers_make_the_next_generation(team: Team) -> None:
-    """Each hears what it needs, steps in the new generation, and the steps of rank 0 are on record under it."""
+    """Each receives what it needs, steps in the new generation, and the steps of rank 0 are on record under it."""
     team.train(0, 1, 2)
     before = team.flow.pid(1)
     team.stand_by(4)
@@ -184,14 +184,14 @@ def test_kept_hot_spare_and_fresh_workers_make_the_next_generation(team: Team) -
     assert answer["ok"], answer
     assert team.flow.wait("worker.started", rank=0, generation=2)["pid"] == hot_spare
     assert team.flow.wait("worker.started", rank=0, generation=2)["hot_spare"] == 4
-    told = team.flow.wait("worker.kept", rank=1)
-    assert (told["pid"], told["generation"], told["grouped"]) == (before, 2, True)
+    event = team.flow.wait("worker.kept", rank=1)
+    assert (event["pid"], event["generation"], event["grouped"]) == (before, 2, True)
     common = {**FACTS, "do": "regroup", "generation": 2}
-    assert team.heard("regroup", generation=2, rank=1) == {**common, "rank": 1}
-    assert team.heard("regroup", generation=2, rank=2) == {**common, "rank": 2}, "after its hello"
+    assert team.received("regroup", generation=2, rank=1) == {**common, "rank": 1}
+    assert team.received("regroup", generation=2, rank=2) == {**common, "rank": 2}, "after its hello"
     log = team.node.logs / "rank-0.log"
     expected = {**common, "rank": 0, "environment": places(), "log": str(log)}
-    assert team.heard("regroup", generation=2, rank=0) == expected
+    assert team.received("regroup", generation=2, rank=0) == expected
     for rank in (0, 1, 2):
         assert team.flow.wait("worker.stepped", rank=rank, generation=2)["step"] == 20
     assert team.flow.wait("steps", generation=2)["steps"][0][0] == 20
@@ -272,7 +272,7 @@ def test_a_regroup_that_lacks_anybody_changes_nothing(team: Team) -> None:
 
 
 def test_a_worker_without_a_connection_cannot_be_kept(team: Team) -> None:
-    """A script that knows nothing of Holdfast hears nothing, yet it can be killed."""
+    """A script that knows nothing of Holdfast receives nothing, yet it can be killed."""
     team.node.script("import time; time.sleep(600)")
     team.flow.start(1, (0, 1))
     team.flow.pid(0)
@@ -317,7 +317,7 @@ def test_a_generation_that_was_overtaken_is_not_taken_for_the_next(team: Team) -
 
 
 def test_a_hot_spare_that_dies_is_reported(team: Team) -> None:
-    """With its reason; one that was to go is told as such, and its number can be used again."""
+    """With its reason; one that was to go is reported as such, and its number can be used again."""
     team.stand_by(1, 2)
     team.say({"t": "exception", "type": "ValueError", "message": "no room", "traceback": "", "step": None, "errno": 12}, hot_spares=[1])
     team.flow.ok("forward", ranks=[], hot_spares=[1], message={"do": "exit", "code": 3})
@@ -340,7 +340,7 @@ def test_a_hot_spare_that_cannot_take_over_leaves_its_reasons(node: Node, flow: 
     code = """
 hello()
 say(t="parked")
-heard.readline()
+incoming.readline()
 print("no way", flush=True)
 say(t="recovery-failed", generation=1, why="no way")
 os._exit(4)
@@ -364,19 +364,19 @@ if not child:
     theirs.recv(1)
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(os.environ["HOLDFAST_SOCKET"])
-    heard = sock.makefile()
+    incoming = sock.makefile()
     hello()
-    for line in heard:
-        say(t="coverage", heard=json.loads(line))
+    for line in incoming:
+        say(t="coverage", received=json.loads(line))
     os._exit(0)
 hello()
 say(t="parked")
-order = json.loads(heard.readline())
+order = json.loads(incoming.readline())
 for pid in (1, os.getpid(), child):
     say(t="register-successor", id=pid, pid=pid)
-    answer = json.loads(heard.readline())
+    answer = json.loads(incoming.readline())
     while answer.get("re") != pid:
-        answer = json.loads(heard.readline())
+        answer = json.loads(incoming.readline())
     say(t="coverage", answer=answer)
 while not os.path.exists("go"):
     time.sleep(0.01)
@@ -387,7 +387,7 @@ os._exit(0)
 
 
 def test_a_hot_spare_may_register_a_child_as_its_successor(node: Node, flow: Flow) -> None:
-    """Its end is no rank's end, what the rank is told meanwhile reaches the child, and whose end that is ends the rank."""
+    """Its end is no rank's end, what is sent to the rank meanwhile reaches the child, and whose end that is ends the rank."""
     flow.prepare(node, [node.script(CLIENT + LEAVING)], warm=True)
     flow.ok("start-hot-spares", hot_spares=[{"id": 1, "environment": places()}])
     flow.wait("hot-spare.ready", id=1)
@@ -400,7 +400,9 @@ def test_a_hot_spare_may_register_a_child_as_its_successor(node: Node, flow: Flo
     assert answers == [False, False, True]
     assert flow.ok("abandon", generation=1, lost=[7], kill=[])["notified"] == [5]
     (node.work / "go").touch()
-    flow.until(lambda: [event for event in flow.events if event.get("heard", {}).get("do") == "abandon"], "the order, heard by the child")
+    flow.until(
+        lambda: [event for event in flow.events if event.get("received", {}).get("do") == "abandon"], "the order, received by the child"
+    )
     flow.until(lambda: not is_alive(before, None), "the end of the hot spare")
     assert [event for event in flow.events if event["event"] in ("worker.exited", "hot-spare.exited")] == []
     os.kill(pid, signal.SIGKILL)
@@ -470,7 +472,7 @@ def test_a_stop_takes_what_workers_left_and_spares_hot_spares_in_any_state(team:
 
 
 def test_a_command_among_the_last_messages_of_a_worker_changes_nothing(node: Node, flow: Flow) -> None:
-    """Its end is told once, and the agent goes on."""
+    """Its end is reported once, and the agent goes on."""
     code = """
 hello()
 for step in range(3000):
@@ -515,8 +517,8 @@ def test_a_planned_switch_is_recorded_without_messages_to_workers(team: Team) ->
         answered = team.flow.wait("worker.coverage", rank=rank, generation=2, answer={"re": 77, "ok": True, "why": ""})
         assert answered
     assert team.flow.wait("steps", generation=2)["steps"][0][0] == 6
-    heard = [event["heard"]["do"] for event in team.flow.events if "heard" in event]
-    assert set(heard) == {"prepare", "say", "exit"}
+    received = [event["received"]["do"] for event in team.flow.events if "received" in event]
+    assert set(received) == {"prepare", "say", "exit"}
     assert team.named("worker.kept", "worker.started")[-2:] == [("worker.kept", 0), ("worker.started", 1)]
 
 
@@ -528,20 +530,20 @@ def test_a_message_is_passed_on_to_all_or_to_none(team: Team) -> None:
     refused = team.flow.order("forward", ranks=[0, 4], hot_spares=[1, 8], message=message)
     assert mentions(refused["why"], "rank 4", "hot spare 8")
     team.flow.ok("forward", ranks=[0], hot_spares=[1], message=message)
-    assert team.flow.wait("worker.coverage", rank=0)["heard"] == message
-    assert team.flow.wait("hot-spare.coverage", id=1)["heard"] == message
-    assert len([event for event in team.flow.events if "heard" in event]) == 2
+    assert team.flow.wait("worker.coverage", rank=0)["received"] == message
+    assert team.flow.wait("hot-spare.coverage", id=1)["received"] == message
+    assert len([event for event in team.flow.events if "received" in event]) == 2
 
 
 def test_one_that_is_lost_in_a_fresh_start_is_replaced_in_the_next(team: Team) -> None:
-    """A process that has not said hello yet is told of the newest generation alone."""
+    """A process that has not said hello yet gets the newest generation alone."""
     team.train(0, 1)
     team.abandon(1, kill=[1], lost=[1])
     assert team.regroup(2, kept(0), fresh(1, 2))["ok"]
     assert team.abandon(2)["notified"] == [0, 1]
     answer = team.regroup(3, kept(0), kept(1))
     assert answer["ok"], answer
-    assert team.heard("regroup", generation=3, rank=1)["rank"] == 1
+    assert team.received("regroup", generation=3, rank=1)["rank"] == 1
     for rank in (0, 1):
         assert team.flow.wait("worker.stepped", rank=rank, generation=3)["step"] == 30
 

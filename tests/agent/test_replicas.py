@@ -65,11 +65,11 @@ def test_the_server_reports_which_step_is_complete_on_another_node(make: MakeNod
         writer.snapshot(step, noise(5000, step))
         there.keeps(step)
 
-        def told(step: int = step) -> bool:
+        def is_replicated(step: int = step) -> bool:
             here.ring()
-            return [one["ranks"] for one in here.told("replicas")][-1:] == [{"3": step}]
+            return [one["ranks"] for one in here.events_named("replicas")][-1:] == [{"3": step}]
 
-        wait_until(told, seconds=SECONDS)
+        wait_until(is_replicated, seconds=SECONDS)
     writer.close()
 
 
@@ -181,10 +181,10 @@ def test_what_does_not_fit_is_rejected_and_reported_once(make: MakeNode) -> None
         big.snapshot(step, noise(2 * BIG, step))
         small.snapshot(step, noise(1000, step))
         there.keeps(step, rank=4)
-    wait_until(lambda: there.told("memstore.full"), seconds=SECONDS)
+    wait_until(lambda: there.events_named("memstore.full"), seconds=SECONDS)
     time.sleep(0.2)
-    (told,) = there.told("memstore.full")
-    assert "rank 3" in told["why"]
+    (event,) = there.events_named("memstore.full")
+    assert "rank 3" in event["why"]
     assert there.copied_steps(rank=3) == []
     for writer in (own, big, small):
         writer.close()
@@ -202,16 +202,16 @@ def test_a_lost_replica_node_is_reported_once_and_so_is_its_return(make: MakeNod
     for step in range(2, 8):
         writer.snapshot(step, noise(1000, step))
         time.sleep(0.1)
-    wait_until(lambda: here.told("replica.lost"), seconds=SECONDS)
+    wait_until(lambda: here.events_named("replica.lost"), seconds=SECONDS)
     back = MemoryNode("there")
     back.listening.close()
     back.listening = there.listening = socket.create_server(there.address, backlog=64)
     try:
         back.begin()
         back.keeps(7)
-        wait_until(lambda: here.told("replica.restored"), seconds=SECONDS)
-        assert [len(here.told(event)) for event in ("replica.lost", "replica.restored")] == [1, 1]
-        assert here.told("replica.lost")[0]["peer"] == f"{there.address[0]}:{there.address[1]}"
+        wait_until(lambda: here.events_named("replica.restored"), seconds=SECONDS)
+        assert [len(here.events_named(event)) for event in ("replica.lost", "replica.restored")] == [1, 1]
+        assert here.events_named("replica.lost")[0]["peer"] == f"{there.address[0]}:{there.address[1]}"
     finally:
         back.end()
     writer.close()
@@ -350,13 +350,13 @@ def test_agents_have_their_nodes_keep_each_others_snapshots(tmp_path: Path) -> N
             flow = node.begin().flow().attach(0)
             flows.append(flow)
             script = node.script(WORKER.format(root=str(Path(__file__).parents[2])))
-            told = flow.prepare(
+            answer = flow.prepare(
                 node,
                 [sys.executable, script],
                 environment={"HOLDFAST_TOKEN": TOKEN},
                 memory={"address": "127.0.0.1", "limit": None},
             )
-            ports.append(told["memory"]["port"])
+            ports.append(answer["memory"]["port"])
             flow.start(1, (rank,))
         for flow, port in zip(flows, reversed(ports), strict=True):
             flow.ok("replicate", to=[["127.0.0.1", port]], bandwidth=None)
@@ -370,7 +370,7 @@ def test_agents_have_their_nodes_keep_each_others_snapshots(tmp_path: Path) -> N
             ]
 
         wait_until(lambda: len(copies(ports[0], 1)) >= 2 and len(copies(ports[1], 0)) >= 2, seconds=SECONDS)
-        for rank, flow in enumerate(flows):  # a flow hears of it with the beats
+        for rank, flow in enumerate(flows):  # a controller learns of it with the beats
 
             def known(flow: Flow = flow, rank: str = str(rank)) -> bool:
                 return any((one["ranks"][rank]["replica"] or 0) >= 2 for one in flow.heartbeats)
@@ -407,8 +407,8 @@ def test_an_agent_that_comes_after_one_that_was_killed_serves_on_the_same_port(n
     node = new_node
     for _ in range(2):
         with node.begin().flow() as flow:
-            told = flow.prepare(node, ["true"], environment={"HOLDFAST_TOKEN": TOKEN}, memory={"address": "127.0.0.1", "limit": None})
-            ports.append(told["memory"]["port"])
+            answer = flow.prepare(node, ["true"], environment={"HOLDFAST_TOKEN": TOKEN}, memory={"address": "127.0.0.1", "limit": None})
+            ports.append(answer["memory"]["port"])
             assert RemoteMemstore(("127.0.0.1", ports[-1]), TOKEN).labels() == {}
             os.kill(node.agent, signal.SIGKILL)
         node.wait_until_empty()
@@ -419,8 +419,8 @@ def test_an_agent_that_comes_after_one_that_was_killed_serves_on_the_same_port(n
 
 def test_an_address_that_is_not_the_nodes_is_reported_and_nothing_is_served(node: Node, flow: Flow) -> None:
     """Training goes on, and so do snapshots."""
-    told = flow.prepare(node, ["true"], environment={"HOLDFAST_TOKEN": TOKEN}, memory={"address": "127.0.0.1", "limit": None})
-    assert told["memory"]["port"]
+    answer = flow.prepare(node, ["true"], environment={"HOLDFAST_TOKEN": TOKEN}, memory={"address": "127.0.0.1", "limit": None})
+    assert answer["memory"]["port"]
     flow.ok("prepare", **{**_plan(node), "memory": {"address": "203.0.113.7", "limit": None}})
     assert "203.0.113.7" in flow.wait("memstore.unavailable", what="server")["why"]
     assert flow.ok("about", protocol=1)["memory"]["port"] is None

@@ -39,7 +39,7 @@ if not fresh:
     train(1)
     if not rank:
         say(t="roles", roles=[[0, 1]], recordings="here", copies=[])
-for line in heard:
+for line in incoming:
     message = json.loads(line)
     if message.get("do") == "abandon":
         say(t="broken", step=1, group="0", why="connection closed", generation=1)
@@ -51,7 +51,7 @@ for line in heard:
 
 
 class Talk:
-    """A flow's talk with one agent, and all that it was told."""
+    """A flow's talk with one agent, and all that it received."""
 
     def __init__(self, connected: Callable[[], Any]) -> None:
         self.event_queue, self.answers, self.events = EventQueue(), dict[str, Message](), list[Message]()
@@ -64,10 +64,10 @@ class Talk:
     def wait(self, event: str, **facts: Any) -> Message:
         """Wait for an event."""
         while True:
-            _, told = self.event_queue.get(timeout=SECONDS)
-            self.events.append(told)
-            if told["event"] == event and facts.items() <= told.items():
-                return told
+            _, message = self.event_queue.get(timeout=SECONDS)
+            self.events.append(message)
+            if message["event"] == event and facts.items() <= message.items():
+                return message
 
     def go_through(self, plan: Message, kill: Callable[[int], object]) -> None:
         """Start two ranks, lose one, go on with a fresh one in its place, and stop."""
@@ -100,7 +100,7 @@ class Talk:
         self.send_command("end")
 
     def shapes(self) -> dict[str, dict[str, set[str]]]:
-        """Return for each verb and event the fields that were told, and the types of their values."""
+        """Return for each verb and event the fields that were sent, and the types of their values."""
         found: dict[str, dict[str, set[str]]] = {}
         named = [*((f"answer to {verb}", one) for verb, one in self.answers.items()), *((one["event"], one) for one in self.events)]
         for name, message in named:
@@ -126,7 +126,7 @@ def simulated(tmp_path: Path) -> Iterator[SimulatedNodes]:
 
 
 def test_a_simulated_agent_sends_what_a_real_one_sends(node: Node, simulated: SimulatedNodes) -> None:
-    """Each answer and event has the same fields, of the same types where both have a value; so it cannot tell of what there is not."""
+    """Each answer and event has the same fields, of the same types where both have a value; so it cannot report what there is not."""
     plan = {"lease": 60.0, "warm": False, "watch": False, "beat": 0.25, "argv": [sys.executable, node.script(GROUPED)]}
     plan |= {
         "directory": str(node.work),
@@ -149,5 +149,5 @@ def test_a_simulated_agent_sends_what_a_real_one_sends(node: Node, simulated: Si
     for kind, fields in ours.items():
         assert fields.keys() == theirs[kind].keys(), kind
         for field, types in fields.items():
-            known, told = types - {"NoneType"}, theirs[kind][field] - {"NoneType"}
-            assert not known or not told or known & told, (kind, field, types, theirs[kind][field])
+            known, theirs_known = types - {"NoneType"}, theirs[kind][field] - {"NoneType"}
+            assert not known or not theirs_known or known & theirs_known, (kind, field, types, theirs[kind][field])

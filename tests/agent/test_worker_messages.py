@@ -122,10 +122,10 @@ say(t="finished", step=500)
         end = flow.exited(rank)
         assert (end["step"], end["finished"]) == (500, True)
         assert flow.wait("worker.stepped", rank=rank)["until"] == 500
-    told = [step for event in flow.events for step in event.get("steps", ())]
-    assert [step[0] for step in told] == list(range(1, 501))
-    assert math.isnan(told[6][3])
-    assert told[7][3] == 4.0
+    steps = [step for event in flow.events for step in event.get("steps", ())]
+    assert [step[0] for step in steps] == list(range(1, 501))
+    assert math.isnan(steps[6][3])
+    assert steps[7][3] == 4.0
     assert sum("steps" in event for event in flow.events) < 200
 
 
@@ -184,12 +184,12 @@ time.sleep(600)
     flow.prepare(node, [sys.executable, node.script(CLIENT + code)])
     flow.start(1)
     beat = flow.until(lambda: next((one for one in flow.heartbeats if one["ranks"]["0"]["snapshot"].get("step") == 8), None))
-    told = beat["ranks"]["0"]
-    age = told["snapshot"].pop("age")
-    assert told["snapshot"] == {"step": 8, "every": 1, "copied": 2.0, "overlapped": 1.5}
+    reported = beat["ranks"]["0"]
+    age = reported["snapshot"].pop("age")
+    assert reported["snapshot"] == {"step": 8, "every": 1, "copied": 2.0, "overlapped": 1.5}
     assert 50 <= age < 100
-    assert told["step"] == 9
-    assert told["replica"] is None
+    assert reported["step"] == 9
+    assert reported["replica"] is None
     wait_until(lambda: "field 'step' must be a whole number of at least 0, but it is '-1'" in node.log.read_text(), seconds=60)
     assert not any("snapshot" in json.dumps(event) for event in flow.events)
 
@@ -225,8 +225,8 @@ def test_heartbeats_report_steps_and_sections(node: Node, flow: Flow) -> None:
 hello()
 say(t="resumed", step=41, path="/x")
 say(t="section", name="evaluation", limit_s=12.5, begin=True)
-sys.stdin = heard
-heard.readline()
+sys.stdin = incoming
+incoming.readline()
 """
     flow.prepare(node, [sys.executable, node.script(CLIENT + code)])
     flow.start(1)

@@ -62,8 +62,8 @@ def test_work_stops_at_the_first_wrong_answer() -> None:
 def test_a_crash_fails_and_a_kill_is_skipped() -> None:
     """A crash is a fault of the node, running out of memory is not, and one wrong core is named."""
     fine: dict[str, Any] = {"wrong": ""}
-    told = judged("compute", {0: fine, 3: {"wrong": "7 is 8"}}, {}, fine="well", seconds=0.0)
-    assert (told.mark, told.words) == (CheckMark.FAILED, "core 3: 7 is 8")
+    result = judged("compute", {0: fine, 3: {"wrong": "7 is 8"}}, {}, fine="well", seconds=0.0)
+    assert (result.mark, result.words) == (CheckMark.FAILED, "core 3: 7 is 8")
     assert judged("compute", {0: fine, 1: CoreEnded(-11)}, {}, fine="well", seconds=0.0).mark is CheckMark.FAILED
     killed = judged("compute", {0: fine, 1: CoreEnded(-9)}, {}, fine="well", seconds=0.0)
     assert killed.mark is CheckMark.SKIPPED
@@ -149,9 +149,9 @@ def test_a_byte_that_changed_on_the_disk_is_found(written: disk.Written) -> None
         byte = file.read(1)[0]
         file.seek(disk.BLOCK + 77)
         file.write(bytes([byte ^ 1]))
-    told = disk.verified(written, time.monotonic(), free=0)
-    assert told.mark is CheckMark.FAILED
-    assert mentions(told.words, "block 1 of 3", "checksum")
+    result = disk.verified(written, time.monotonic(), free=0)
+    assert result.mark is CheckMark.FAILED
+    assert mentions(result.words, "block 1 of 3", "checksum")
 
 
 def test_swapped_and_missing_blocks_are_found(written: disk.Written) -> None:
@@ -165,17 +165,17 @@ def test_swapped_and_missing_blocks_are_found(written: disk.Written) -> None:
 
 def test_a_disk_check_measures_speed_and_leaves_no_file(tmp_path: Path) -> None:
     """The folder is as empty as before."""
-    told = disk.disk(str(tmp_path), 2 * disk.BLOCK, seconds=30)
-    assert told.mark is CheckMark.PASSED
-    assert told.figures["MB"] == pytest.approx(2 * disk.BLOCK / 1e6)
-    assert told.figures["written MB/s"] > 0
+    result = disk.disk(str(tmp_path), 2 * disk.BLOCK, seconds=30)
+    assert result.mark is CheckMark.PASSED
+    assert result.figures["MB"] == pytest.approx(2 * disk.BLOCK / 1e6)
+    assert result.figures["written MB/s"] > 0
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_folder_is_no_fault_of_a_disk(tmp_path: Path) -> None:
     """The cluster file names the wrong one; a disk without space is the node's fault."""
-    told = disk.disk(str(tmp_path / "gone"), disk.BLOCK, seconds=1)
-    assert (told.mark, "No such file" in told.words) == (CheckMark.SKIPPED, True)
+    result = disk.disk(str(tmp_path / "gone"), disk.BLOCK, seconds=1)
+    assert (result.mark, "No such file" in result.words) == (CheckMark.SKIPPED, True)
     full = disk.disk(str(tmp_path), 100, seconds=1)
     assert full.mark is CheckMark.FAILED
     assert mentions(full.words, "minimum")
@@ -189,18 +189,18 @@ def test_even_clocks_pass() -> None:
 def test_a_monotonic_clock_that_goes_back_is_found() -> None:
     """The message says by how much."""
     reads = iter([10.0, 10.1, 9.6])
-    told = ticking.ticking(60.0, monotonic=lambda: next(reads))
-    assert told.mark is CheckMark.FAILED
-    assert mentions(told.words, "monotonic clock", "0.500000 s")
+    result = ticking.ticking(60.0, monotonic=lambda: next(reads))
+    assert result.mark is CheckMark.FAILED
+    assert mentions(result.words, "monotonic clock", "0.500000 s")
 
 
 def test_a_clock_that_is_stepped_is_found() -> None:
     """Compared with the monotonic one; one that does not advance is found too."""
     start = time.time()
     reads = iter([start, start + 7.0])
-    told = ticking.ticking(0.01, wall=lambda: next(reads))
-    assert told.mark is CheckMark.FAILED
-    assert "+6.9" in told.words or "+7.0" in told.words
+    result = ticking.ticking(0.01, wall=lambda: next(reads))
+    assert result.mark is CheckMark.FAILED
+    assert "+6.9" in result.words or "+7.0" in result.words
     assert "did not advance" in ticking.ticking(0.01, monotonic=lambda: 5.0).words
 
 
@@ -232,6 +232,6 @@ def test_a_network_check_without_a_client_is_skipped() -> None:
         serving = hands.submit(traffic.serve, TOKEN, 1, 1.0, 0, port.put)
         with socket.create_connection(("127.0.0.1", port.get()), timeout=20) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n")
-            told = serving.result()
-    assert told.mark is CheckMark.SKIPPED
-    assert mentions(told.words, "token")
+            result = serving.result()
+    assert result.mark is CheckMark.SKIPPED
+    assert mentions(result.words, "token")

@@ -30,9 +30,9 @@ def found() -> dict[str, Any]:
 
 def test_products_on_the_cpu_equal_those_in_integers() -> None:
     """With real torch."""
-    told = matrix.matrix(0.01)
-    assert (told.mark, told.needed) == (CheckMark.PASSED, True)
-    assert told.figures["rounds"] >= 1
+    result = matrix.matrix(0.01)
+    assert (result.mark, result.needed) == (CheckMark.PASSED, True)
+    assert result.figures["rounds"] >= 1
 
 
 @pytest.mark.usefixtures("_small")

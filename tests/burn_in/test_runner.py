@@ -72,10 +72,10 @@ def check(outcome: BurnInOutcome, name: str) -> Check:
 
 def test_a_healthy_machine_passes_with_its_measurements(cluster: Callable[..., LocalCluster]) -> None:
     """Every check really ran: each has measurements, and is reported as it ends."""
-    told: list[tuple[str, str]] = []
-    found = tried(cluster(), ["node-1"], ["node-2"], on_check=lambda node, one: told.append((node, one.name)))["node-1"]
+    reported: list[tuple[str, str]] = []
+    found = tried(cluster(), ["node-1"], ["node-2"], on_check=lambda node, one: reported.append((node, one.name)))["node-1"]
     assert found.mark is CheckMark.PASSED, found
-    assert told == [("node-1", name) for name in ("compute", "memory", "disk", "clock", "network")]
+    assert reported == [("node-1", name) for name in ("compute", "memory", "disk", "clock", "network")]
     assert check(found, "compute").figures["rounds"] >= 1
     assert check(found, "memory").figures["MiB"] >= 1
     assert check(found, "network").figures["sent MB/s"] > 0
@@ -187,10 +187,10 @@ def test_processes_on_a_node_end_with_the_session(post: BurnInSession) -> None:
 
 def test_an_invalid_command_is_skipped(post: BurnInSession) -> None:
     """The program goes on."""
-    (told,) = post.ask("disk", seconds=1)
-    assert (told.mark, told.words) == (CheckMark.SKIPPED, "KeyError: 'folder'")
-    (told,) = post.ask("ticking", seconds=0.01)
-    assert told.mark is CheckMark.PASSED
+    (result,) = post.ask("disk", seconds=1)
+    assert (result.mark, result.words) == (CheckMark.SKIPPED, "KeyError: 'folder'")
+    (result,) = post.ask("ticking", seconds=0.01)
+    assert result.mark is CheckMark.PASSED
 
 
 def test_a_check_whose_process_is_killed_is_skipped(post: BurnInSession) -> None:
@@ -200,9 +200,9 @@ def test_a_check_whose_process_is_killed_is_skipped(post: BurnInSession) -> None
     children = Path(f"/proc/{pid}/task/{pid}/children")
     wait_until(lambda: bool(children.read_text()), seconds=60)
     os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
-    (told,) = post.checks(mark, time.monotonic() + 20)
-    assert told.mark is CheckMark.SKIPPED
-    assert mentions(told.words, "SIGKILL")
+    (result,) = post.checks(mark, time.monotonic() + 20)
+    assert result.mark is CheckMark.SKIPPED
+    assert mentions(result.words, "SIGKILL")
 
 
 def test_a_program_that_does_not_start_gives_no_answer(cluster: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch) -> None:

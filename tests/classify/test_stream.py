@@ -108,7 +108,7 @@ TRACEBACK = """Traceback (most recent call last):
     ],
 )
 def test_a_traceback_is_one_result(last: str, kind: str, attributed_to: str) -> None:
-    """Told on its first line, by the exception that it ends in; lines around it keep their own."""
+    """Reported on its first line, by the exception that it ends in; lines around it keep their own."""
     text = f"{FINE}\n{TRACEBACK.format(last)}\n{FINE}\n{OFF_BUS}\n"
     (first, name), second = kinds(text)
     assert (first, name, CATALOGUE[name].attributed_to) == (2, kind, attributed_to)
@@ -189,11 +189,11 @@ def test_json_has_one_object_for_each_line_or_traceback() -> None:
     """In the order in which they became complete, all with the same fields."""
     text = f"{FINE}\n{OFF_BUS}\n{TRACEBACK.format('KeyError: 3')}\nend\n"
     pages = list(classify(io.BytesIO(text.encode()).read))
-    told = [json.loads(line) for page in pages for line in json_lines(page).splitlines()]
-    assert [(one["line"], one["classification"], one["kind"], one["attributed_to"]) for one in told] == [
+    objects = [json.loads(line) for page in pages for line in json_lines(page).splitlines()]
+    assert [(one["line"], one["classification"], one["kind"], one["attributed_to"]) for one in objects] == [
         (1, "benign", None, "none"),
         (2, "fault", "gpu-off-bus", "gpu"),
         (3, "fault", "script-value", "user_code"),
         (8, "benign", None, "none"),
     ]
-    assert all({"line", "classification", "kind", "attributed_to", "recommended_action", "action"} <= one.keys() for one in told)
+    assert all({"line", "classification", "kind", "attributed_to", "recommended_action", "action"} <= one.keys() for one in objects)

@@ -51,23 +51,23 @@ def long(book: History) -> Author:
 
 def test_the_figures_are_those_of_the_history(here: Command, long: Author) -> None:
     """Node-hours, faults, medians; the case, the advice and the waste follow by the policy's own sums."""
-    told = json.loads(here("checkpoint", "advise", "gpt-large", "--json").stdout)
-    assert told["measured"]["fleet"]["node_hours"] == pytest.approx(100)
-    assert (told["measured"]["saves"], told["measured"]["save_s"]) == (12, 3.0)
-    assert (told["measured"]["steps"], told["measured"]["step_s"]) == (300, 2.0)
+    output = json.loads(here("checkpoint", "advise", "gpt-large", "--json").stdout)
+    assert output["measured"]["fleet"]["node_hours"] == pytest.approx(100)
+    assert (output["measured"]["saves"], output["measured"]["save_s"]) == (12, 3.0)
+    assert (output["measured"]["steps"], output["measured"]["step_s"]) == (300, 2.0)
     rate = rate_of(4, 100.0)
-    assert told["rate"]["per_node_hour"] == pytest.approx(4.5 / 100)
-    assert told["rate"]["between_s"] == pytest.approx(3600 / 0.045 / 2)
+    assert output["rate"]["per_node_hour"] == pytest.approx(4.5 / 100)
+    assert output["rate"]["between_s"] == pytest.approx(3600 / 0.045 / 2)
     case = IntervalCase(save_s=3.0, step_s=2.0, between_s=rate.between_s(2), rollback=4.5 / 5, recovery_s=DOWN)
     known = {"save_s": 3.0, "step_s": 2.0, "between_s": 40_000, "rollback": 0.9, "recovery_s": DOWN, "overlapped_s": 0}
-    assert told["case"] == pytest.approx(known)
+    assert output["case"] == pytest.approx(known)
     best = advise(case, IntervalLimits(least=10, most=10_000))
-    assert told["advised"]["steps"] == best.steps == pytest.approx(daly(3.0, 40_000 / 0.9) / 2, abs=1)
+    assert output["advised"]["steps"] == best.steps == pytest.approx(daly(3.0, 40_000 / 0.9) / 2, abs=1)
     now, then = waste(case, 50), waste(case, best.steps)
-    assert told["present"]["every"] == 50
-    assert told["present"]["waste"]["total"] == pytest.approx(now.total)
-    assert told["present"]["waste"]["compute_hours_a_day"] == pytest.approx(now.total * 24 * 8)
-    assert min(told["table"], key=lambda row: row["total"])["steps"] == best.steps
+    assert output["present"]["every"] == 50
+    assert output["present"]["waste"]["total"] == pytest.approx(now.total)
+    assert output["present"]["waste"]["compute_hours_a_day"] == pytest.approx(now.total * 24 * 8)
+    assert min(output["table"], key=lambda row: row["total"])["steps"] == best.steps
     assert then.total < now.total
 
 
@@ -104,9 +104,9 @@ def test_a_script_with_its_own_interval_is_measured(here: Command, long: Author,
     """Not by what the job file says."""
     saved = [Checkpoint(job_id=long.job.id, at=NOW, step=7 * n, generation=2, path=f"/d/{n}", seconds=3.0) for n in range(1, 4)]
     long.write(*saved)
-    told = json.loads(here("checkpoint", "advise", "gpt-large", "--json").stdout)
-    assert told["present"]["every"] == 7
-    assert "the job file set 50" in told["present"]["said"]
+    output = json.loads(here("checkpoint", "advise", "gpt-large", "--json").stdout)
+    assert output["present"]["every"] == 7
+    assert "the job file set 50" in output["present"]["said"]
 
 
 def test_a_job_with_auto_shows_the_chosen_interval(here: Command, book: History) -> None:
@@ -116,24 +116,24 @@ def test_a_job_with_auto_shows_the_chosen_interval(here: Command, book: History)
         session.merge(author.job)
     assert json.loads(here("checkpoint", "advise", "--json").stdout)["present"]["every"] == 50
     author.write(Generation(job_id=author.job.id, number=2, at=NOW, ended_at=NOW, world_size=8, ranks={"n0": [0]}, facts={"every": 50}))
-    told = json.loads(here("checkpoint", "advise", "--json").stdout)
-    assert told["present"]["said"] == "chosen by `auto`"
-    assert told["advised"]["steps"] == 200
-    assert "the most allowed is 200" in told["advised"]["reason"]
+    output = json.loads(here("checkpoint", "advise", "--json").stdout)
+    assert output["present"]["said"] == "chosen by `auto`"
+    assert output["advised"]["steps"] == 200
+    assert "the most allowed is 200" in output["advised"]["reason"]
     assert "follows this by itself" not in here("checkpoint", "advise").stdout
 
 
 def test_without_faults_the_assumptions_are_shown(here: Command, book: History) -> None:
     """The published rate, a minute of downtime, a rollback each: numbers that were not measured are marked."""
     author = a_long_job(book, faults=0, saves=2)
-    told = json.loads(here("checkpoint", "advise", "--json").stdout)
-    assert told["rate"]["per_node_hour"] == pytest.approx(PUBLISHED)
-    assert (told["case"]["recovery_s"], told["case"]["rollback"]) == (60, 1)
-    assert len(told["assumed"]) == 3
+    output = json.loads(here("checkpoint", "advise", "--json").stdout)
+    assert output["rate"]["per_node_hour"] == pytest.approx(PUBLISHED)
+    assert (output["case"]["recovery_s"], output["case"]["rollback"]) == (60, 1)
+    assert len(output["assumed"]) == 3
     text = here("checkpoint", "advise", author.name).stdout
     for words in ("the rate of faults", "1 min 00 s of downtime", "from 2 only", "assumed, in all"):
         assert words in " ".join(text.split())
-    assert told["loss"]["communication"] is None
+    assert output["loss"]["communication"] is None
 
 
 def test_before_the_first_save_there_is_nothing_to_advise(here: Command, book: History) -> None:
@@ -144,9 +144,9 @@ def test_before_the_first_save_there_is_nothing_to_advise(here: Command, book: H
         session.merge(author.job)
     done = here("checkpoint", "advise", "fresh")
     assert done.returncode == 0
-    told = json.loads(here("checkpoint", "advise", "fresh", "--json").stdout)
-    assert (told["nodes"], told["ranks"], told["measured"]["saves"], told["measured"]["steps"]) == (3, 24, 0, 0)
-    assert (told["advised"], told["case"], told["table"], told["loss"]) == (None, None, [], None)
+    output = json.loads(here("checkpoint", "advise", "fresh", "--json").stdout)
+    assert (output["nodes"], output["ranks"], output["measured"]["saves"], output["measured"]["steps"]) == (3, 24, 0, 0)
+    assert (output["advised"], output["case"], output["table"], output["loss"]) == (None, None, [], None)
 
 
 def test_a_job_without_checkpoints_is_advised(here: Command, book: History) -> None:
@@ -154,8 +154,8 @@ def test_a_job_without_checkpoints_is_advised(here: Command, book: History) -> N
     author = a_long_job(book, plan={"interval": 0}, saves=1)
     with book.session() as session:
         session.merge(author.job)
-    told = json.loads(here("checkpoint", "advise", "--json").stdout)
-    assert (told["present"]["every"], told["present"]["waste"], told["advised"]["steps"] > 0) == (0, None, True)
+    output = json.loads(here("checkpoint", "advise", "--json").stdout)
+    assert (output["present"]["every"], output["present"]["waste"], output["advised"]["steps"] > 0) == (0, None, True)
     assert here("checkpoint", "advise").returncode == 0
 
 

@@ -45,8 +45,8 @@ def test_pending_approvals_are_listed_and_answered(here: Command, book: History)
     assert said.returncode == 0
     assert mentions(said.stdout, "approval 1", "gpt", "n2")
     assert not mentions(said.stdout, "n1")
-    told = json.loads(here("node", "approve", "2", "--deny", "--json").stdout)
-    assert (told["answer"], told["picked"]) == ("keep", [])
+    output = json.loads(here("node", "approve", "2", "--deny", "--json").stdout)
+    assert (output["answer"], output["picked"]) == ("keep", [])
     assert here("node", "approve").stdout == "No approval is pending.\n"
 
 

@@ -97,11 +97,11 @@ def test_all_problems_come_at_once_and_for_programs_too(here: Command, files: An
     """As JSON: field, reason, cure of each."""
     name = files("nam: a\nscript: gone.py\nnnodes: many\n")
     done = here("validate", name, "--json")
-    told = json.loads(done.stdout)
+    output = json.loads(done.stdout)
     assert done.returncode == 2
-    assert told["ok"] is False
-    assert {problem["field"] for problem in told["problems"]} == {"name", "nam", "script", "nnodes"}
-    assert all(set(problem) == {"field", "reason", "cure"} and all(problem.values()) for problem in told["problems"])
+    assert output["ok"] is False
+    assert {problem["field"] for problem in output["problems"]} == {"name", "nam", "script", "nnodes"}
+    assert all(set(problem) == {"field", "reason", "cure"} and all(problem.values()) for problem in output["problems"])
 
 
 @pytest.mark.parametrize(
@@ -427,9 +427,9 @@ def test_a_cluster_or_policy_file_is_validated_too(name: str, text: str, kind: s
     """With the exit status of a job file, as `policy check` has it."""
     (tmp_path / name).write_text(text)
     done = here("validate", name, "--json")
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["kind"], told["ok"]) == (0, kind, True)
-    assert told[kind] is not None
+    output = json.loads(done.stdout)
+    assert (done.returncode, output["kind"], output["ok"]) == (0, kind, True)
+    assert output[kind] is not None
     if name.endswith(".yaml"):
         (tmp_path / name).write_text(f"{text}nonsense: 1\n")
         done = here("validate", name, "--json")

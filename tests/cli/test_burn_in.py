@@ -57,12 +57,12 @@ def test_a_quarantined_node_that_passes_returns_to_service(here: Command, book: 
     out(book)
     done = here("node", "burn-in", "node-1", *QUICK)
     assert done.returncode == 0, done.stdout + done.stderr
-    *lines, _, verdict = done.stdout.splitlines()
+    *lines, _, last = done.stdout.splitlines()
     assert [line.split()[:3] for line in lines] == [
         ["node-1", name, "passed"] for name in ("compute", "memory", "disk", "clock", "network")
     ]
     assert "written MB/s" in lines[2]
-    assert mentions(verdict, "node-1", "compute", "memory", "disk", "clock", "network", NodeState.IN_BURN_IN, NodeState.HEALTHY)
+    assert mentions(last, "node-1", "compute", "memory", "disk", "clock", "network", NodeState.IN_BURN_IN, NodeState.HEALTHY)
     assert now_of(book).state is NodeState.HEALTHY
     assert [one.event for one in service_moves(book, "small", "node-1")] == ["quarantined", "tested", "passed"]
 
@@ -108,8 +108,8 @@ def a_job_trains(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_programs_get_every_figure(here: Command, book: History, small: Path) -> None:
     """Also for a node without cordons; it stays healthy."""
-    told = json.loads(here("node", "burn-in", "node-0", "--json", *QUICK).stdout)
-    (node,) = told["nodes"]
+    output = json.loads(here("node", "burn-in", "node-0", "--json", *QUICK).stdout)
+    (node,) = output["nodes"]
     assert (node["node"], node["outcome"], node["state"], node["for_a_hold"]) == ("node-0", "passed", "healthy", False)
     disk: dict[str, Any] = next(one for one in node["checks"] if one["name"] == "disk")
     assert disk["mark"] == "passed"

@@ -111,8 +111,8 @@ def record(here: Command, verb: str = "ls", status: int = 0) -> dict[str, Any]:
     """Return the JSON output of the command."""
     done = here("checkpoint", verb, "gpt", "--json")
     assert (done.returncode, done.stderr) == (status, "")
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    output: dict[str, Any] = json.loads(done.stdout)
+    return output
 
 
 def brought(folders: list[Path]) -> dict[str, bytes]:
@@ -123,17 +123,17 @@ def brought(folders: list[Path]) -> dict[str, bytes]:
 def test_all_tiers_are_listed_newest_first(here: Command, scene: Scene) -> None:
     """Each with its step and whether it is complete; one line names what a recovery would resume from."""
     scene.replicate()
-    told = record(here)
-    assert [(one["step"], one["status"], one["world_size"]) for one in told["disk"]] == [(12, "complete", 2), (11, "complete", 2)]
-    assert [(one["step"], one["lineage"], one["status"]) for one in told["memory"]] == [
+    output = record(here)
+    assert [(one["step"], one["status"], one["world_size"]) for one in output["disk"]] == [(12, "complete", 2), (11, "complete", 2)]
+    assert [(one["step"], one["lineage"], one["status"]) for one in output["memory"]] == [
         (11, 0, "complete"),
         (10, 0, "complete"),
         (9, 0, "complete"),
     ]
-    assert {(one["tier"], one["node"], one["rank"]) for one in told["memory"][0]["snapshots"]} == {
+    assert {(one["tier"], one["node"], one["rank"]) for one in output["memory"][0]["snapshots"]} == {
         ("memory", "node-0", 0), ("memory", "node-1", 1), ("replicas", "node-1", 0),
     }  # fmt: skip
-    assert told["recovery"] == {"tier": "disk", "step": 12, "steps_recomputed": 2}
+    assert output["recovery"] == {"tier": "disk", "step": 12, "steps_recomputed": 2}
 
 
 def test_the_output_fits_80_columns(here: Command, scene: Scene) -> None:
@@ -171,10 +171,10 @@ def test_a_recovery_prefers_newer_in_memory_snapshots(here: Command, scene: Scen
     shutil.rmtree(scene.made.directory)
     assert record(here)["recovery"] == {"tier": "memory", "step": 11, "steps_recomputed": 3}
     scene.file(1, 11).unlink()
-    told = record(here)
-    assert [one["status"] for one in told["memory"]] == ["partial", "complete", "complete"]
-    assert "rank" in told["memory"][0]["missing"]
-    assert told["recovery"]["step"] == 10
+    output = record(here)
+    assert [one["status"] for one in output["memory"]] == ["partial", "complete", "complete"]
+    assert "rank" in output["memory"][0]["missing"]
+    assert output["recovery"]["step"] == 10
     scene.file(1, 10).unlink()
     assert record(here, status=1)["recovery"]["step"] == 9
 
@@ -190,10 +190,10 @@ def test_a_replica_replaces_the_snapshot_of_a_lost_node(here: Command, scene: Sc
 def test_torn_and_corrupt_ones_are_named(here: Command, scene: Scene) -> None:
     """Sizes and manifests show it, without reading the files."""
     cut(biggest(scene.made.directory / "step-00000012"))
-    told = record(here, status=1)
-    assert told["disk"][0]["status"] == "torn"
-    assert "is cut off" in told["disk"][0]["broken"][0]
-    assert told["recovery"]["step"] == 11
+    output = record(here, status=1)
+    assert output["disk"][0]["status"] == "torn"
+    assert "is cut off" in output["disk"][0]["broken"][0]
+    assert output["recovery"]["step"] == 11
     done = here("checkpoint", "ls", "gpt")
     assert "step-00000012: " in done.stdout
     (scene.made.directory / "step-00000012" / "manifest.json").unlink()
@@ -205,12 +205,12 @@ def test_intact_checkpoints_are_verified_without_changes(here: Command, scene: S
     scene.replicate()
     folders = [scene.made.directory, *scene.memstores]
     before = brought(folders)
-    told = record(here, "verify")
-    assert told["sound"]
-    assert [one["status"] for one in told["disk"] + told["memory"]] == ["complete"] * 5
-    assert any("SHA-256" in line for line in told["disk"][0]["proven"])
-    assert any(mentions(line, "every rank", "step 12") for line in told["disk"][0]["proven"])
-    compared = [any("equal to the bit" in line for line in one["proven"]) for one in told["memory"]]
+    output = record(here, "verify")
+    assert output["sound"]
+    assert [one["status"] for one in output["disk"] + output["memory"]] == ["complete"] * 5
+    assert any("SHA-256" in line for line in output["disk"][0]["proven"])
+    assert any(mentions(line, "every rank", "step 12") for line in output["disk"][0]["proven"])
+    compared = [any("equal to the bit" in line for line in one["proven"]) for one in output["memory"]]
     assert compared == [True, False, False]
     assert brought(folders) == before
     assert not list(store_folders.root().glob("audit-*"))
@@ -219,20 +219,20 @@ def test_intact_checkpoints_are_verified_without_changes(here: Command, scene: S
 def test_bits_and_bytes_that_changed_are_found_by_reading(here: Command, scene: Scene) -> None:
     """Listing does not read them, the audit does: on the disk, in a page that says what a snapshot is of, and in a tensor.
 
-    Of the last all sums are right; only the comparison of the same step can tell.
+    Of the last all sums are right; only the comparison of the same step shows it.
     """
     disk, page = biggest(scene.made.directory / "step-00000012"), scene.file(1, 9)
     flip_a_bit(disk)
     assert record(here)["disk"][0]["status"] == "complete"
     flip_a_bit(page, 200 / page.stat().st_size)
     reseal(scene.file(0, 11), lambda data, _blobs, _label: data.__setitem__(5, data[5] ^ 1))
-    told = record(here, "verify", status=1)
-    assert told["disk"][0]["status"] == "corrupt"
-    (on_disk,), (damaged,), (in_memory,) = told["disk"][0]["broken"], told["damaged"], told["memory"][0]["broken"]
+    output = record(here, "verify", status=1)
+    assert output["disk"][0]["status"] == "corrupt"
+    (on_disk,), (damaged,), (in_memory,) = output["disk"][0]["broken"], output["damaged"], output["memory"][0]["broken"]
     assert mentions(on_disk, disk.name, "SHA-256", "manifest")
     assert mentions(damaged, page.name, "node-1", "label"), "nobody knows then of which step it was"
     assert mentions(in_memory, "'model.0.weight'", "rank 0", "memory", "disk")
-    assert told["recovery"]["step"] == 11
+    assert output["recovery"]["step"] == 11
 
 
 def test_a_bit_in_memory_is_found_by_reading(here: Command, scene: Scene) -> None:
@@ -242,12 +242,12 @@ def test_a_bit_in_memory_is_found_by_reading(here: Command, scene: Scene) -> Non
     label = shared_memory.labels(scene.memstores[0])[tail]
     flip_a_bit(data, (shared_memory.PAGE + 100.5) / data.stat().st_size)
     flip_a_bit(tail, (shared_memory.PAGE + label.size + 40.5) / tail.stat().st_size)
-    told = record(here, "verify", status=1)
-    for moment, file, part in zip(told["memory"], (data, tail), ("'model.0.weight'", "index"), strict=False):
+    output = record(here, "verify", status=1)
+    for moment, file, part in zip(output["memory"], (data, tail), ("'model.0.weight'", "index"), strict=False):
         assert moment["status"] == "damaged"
         (line,) = moment["broken"]
         assert mentions(line, file.name, "rank 0", "node-0", part)
-    assert told["recovery"]["step"] == 9
+    assert output["recovery"]["step"] == 9
 
 
 def test_memory_of_other_machines_is_read_through_its_server(original: Made) -> None:
@@ -303,30 +303,30 @@ def elsewhere(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Iterator[Elsewhe
 def test_memory_of_other_machines_is_found_through_their_agents(here: Command, scene: Scene, elsewhere: Elsewhere) -> None:
     """Listed, downloaded and verified; of the unreachable nodes those with ranks are named."""
     scene.forget_disk()
-    told = record(here, "verify")
+    output = record(here, "verify")
     assert isinstance(connect_stores(elsewhere, scene.author.job).stores["node-0"], RemoteMemstore)
-    assert [(one["step"], one["status"]) for one in told["memory"]] == [(11, "complete"), (10, "complete"), (9, "complete")]
-    assert {(one["node"], one["rank"]) for one in told["memory"][0]["snapshots"]} == {("node-0", 0), ("node-1", 1)}
-    assert (told["sound"], told["unreachable"]) == (True, {})
-    assert any("equal to the bit" in line for line in told["memory"][0]["proven"])
+    assert [(one["step"], one["status"]) for one in output["memory"]] == [(11, "complete"), (10, "complete"), (9, "complete")]
+    assert {(one["node"], one["rank"]) for one in output["memory"][0]["snapshots"]} == {("node-0", 0), ("node-1", 1)}
+    assert (output["sound"], output["unreachable"]) == (True, {})
+    assert any("equal to the bit" in line for line in output["memory"][0]["proven"])
     file = scene.file(0, 11)
     flip_a_bit(file, (shared_memory.PAGE + 100.5) / file.stat().st_size)
-    told = record(here, "verify", status=1)
-    assert "was changed in memory" in told["memory"][0]["broken"][0]
+    output = record(here, "verify", status=1)
+    assert "was changed in memory" in output["memory"][0]["broken"][0]
     elsewhere.power_off("node-1")
-    told = record(here, status=1)
-    assert list(told["unreachable"]) == ["node-1"]
-    assert "switched off" in told["unreachable"]["node-1"]
-    assert [one["status"] for one in told["memory"]] == ["partial"] * 3
+    output = record(here, status=1)
+    assert list(output["unreachable"]) == ["node-1"]
+    assert "switched off" in output["unreachable"]["node-1"]
+    assert [one["status"] for one in output["memory"]] == ["partial"] * 3
     assert "memory of node-1 is unreachable" in here("checkpoint", "ls", "gpt").stdout
 
 
 def test_a_remote_memory_store_opens_with_the_token_of_its_agents(here: Command, scene: Scene, elsewhere: Elsewhere) -> None:
     """The controller may run on another host; once the job has ended, no token is needed."""
     (job_directory("gpt") / "token").unlink()
-    told = record(here)
-    assert [one["step"] for one in told["memory"]] == [11, 10, 9]
-    assert told["unreachable"] == {}
+    output = record(here)
+    assert [one["step"] for one in output["memory"]] == [11, 10, 9]
+    assert output["unreachable"] == {}
     for node in ("node-0", "node-1"):
         elsewhere.clear(node)
     scene.end()
@@ -336,8 +336,8 @@ def test_a_remote_memory_store_opens_with_the_token_of_its_agents(here: Command,
 def test_after_the_end_the_missing_snapshots_are_explained(here: Command, scene: Scene) -> None:
     """The disk is what is left."""
     scene.end()
-    told = record(here)
-    assert (told["memory"], told["recovery"]["tier"], told["sound"]) == ([], "disk", True)
+    output = record(here)
+    assert (output["memory"], output["recovery"]["tier"], output["sound"]) == ([], "disk", True)
     done = here("checkpoint", "ls", "gpt")
     assert one_line_mentions(done.stdout, "memory: none", "deleted", "ends")
     assert mentions(" ".join(done.stdout.split()), "step 12", "from the checkpoint")
@@ -368,8 +368,8 @@ def test_a_python_without_torch_is_named(here: Command, scene: Scene, book: Hist
     scene.author.job.spec |= {"python": "/no/such/python"}
     with book.session() as session:
         session.merge(scene.author.job)
-    told = record(here, "verify", status=1)
-    assert mentions(told["disk"][0]["broken"][0], "/no/such/python")
+    output = record(here, "verify", status=1)
+    assert mentions(output["disk"][0]["broken"][0], "/no/such/python")
 
 
 def test_it_starts_without_torch(holdfast: Command, scene: Scene, tmp_path: Path) -> None:

@@ -46,13 +46,13 @@ def test_the_cost_is_shown_in_tables_that_fit(here: Command, book: History) -> N
 def test_the_parts_that_programs_get_add_up(here: Command, book: History) -> None:
     """Categories to the total, phases and faults to the lost hours, jobs to all."""
     filled.three_incidents(book)
-    told = json.loads(here("cost", "--json").stdout)
-    assert sum(told["categories"].values()) == pytest.approx(told["hours"])
-    assert sum(told["phases"].values()) == pytest.approx(told["categories"]["lost to failures"])
-    assert sum(one["hours"] for one in told["faults"]) == pytest.approx(told["categories"]["lost to failures"])
-    assert sum(one["hours"] for one in told["jobs"]) == pytest.approx(told["hours"])
-    assert (told["unit"], told["failures"], told["recoveries"], told["user_errors"]) == ("compute-hours", 3, 3, 0)
-    assert told["nodes"][0] == {
+    output = json.loads(here("cost", "--json").stdout)
+    assert sum(output["categories"].values()) == pytest.approx(output["hours"])
+    assert sum(output["phases"].values()) == pytest.approx(output["categories"]["lost to failures"])
+    assert sum(one["hours"] for one in output["faults"]) == pytest.approx(output["categories"]["lost to failures"])
+    assert sum(one["hours"] for one in output["jobs"]) == pytest.approx(output["hours"])
+    assert (output["unit"], output["failures"], output["recoveries"], output["user_errors"]) == ("compute-hours", 3, 3, 0)
+    assert output["nodes"][0] == {
         "node": "node-1",
         "faults": 3,
         "incidents": 2,
@@ -107,10 +107,10 @@ def test_the_bill_is_drawn(name: str, here: Command, book: History, tmp_path: Pa
         words = " ".join(root.words.split())
         uses, losses = root.find("ul", class_="legend")
         assert len(uses.find("li")) <= 10, "each picture has its own legend and its own scale"
-        assert re.search(r"lost to failures [\d.]+ (?:s|min|h).*?, [\d.]+%", uses.words), "a piece too thin to be seen is told in numbers"
+        assert re.search(r"lost to failures [\d.]+ (?:s|min|h).*?, [\d.]+%", uses.words), "a piece too thin to be seen is given in numbers"
         assert len(losses.find("li")) > 2
-        for told in ("78.3%", "worker-stopped", "steps thrown away", "node-1", "over 3 recoveries"):
-            assert told in words
+        for expected in ("78.3%", "worker-stopped", "steps thrown away", "node-1", "over 3 recoveries"):
+            assert expected in words
         assert b"http://" not in content.replace(b"http://www.w3.org", b"")
     else:
         assert content[:8] == b"\x89PNG\r\n\x1a\n" or b"<svg" in content
@@ -141,9 +141,9 @@ def test_replay_shows_what_another_policy_would_have_decided(here: Command, runn
     assert mentions(text, "different", "restart-workers", "replace-node", "d replaces a")
     assert one_line_mentions(text, 3, "before cases were recorded")
     assert max(map(len, text.splitlines())) <= WIDE
-    told = json.loads(here("policy", "replay", "aggressive", "--json").stdout)
-    assert list(told["unreadable"].values()) == [3]
-    assert told["differences"][0]["would"]["act"]["add"] == ["d"]
+    output = json.loads(here("policy", "replay", "aggressive", "--json").stdout)
+    assert list(output["unreadable"].values()) == [3]
+    assert output["differences"][0]["would"]["act"]["add"] == ["d"]
     same = json.loads(here("policy", "replay", "balanced", "--json").stdout)
     assert (same["same"], same["differences"], same["hours_saved"]) == (1, [], 0.0)
 
@@ -162,5 +162,5 @@ def test_replay_refuses_an_unknown_policy(here: Command, book: History) -> None:
 def test_replay_knows_every_kind_of_fault(kind: str, holdfast: Command, running: Author, book: History) -> None:
     """In a new process, which has not loaded the catalogue."""
     decided(book, running.job.id, kind)
-    told = json.loads(holdfast("policy", "replay", "balanced", "--json").stdout)
-    assert (told["same"], list(told["unreadable"].values())) == (1, [3])
+    output = json.loads(holdfast("policy", "replay", "balanced", "--json").stdout)
+    assert (output["same"], list(output["unreadable"].values())) == (1, [3])

@@ -34,8 +34,8 @@ def test_a_drain_cordons_a_node_until_it_is_cancelled(here: Command, book: Histo
     assert (cordon["drains"], cordon["reason"], cordon["owner"]["person"]) == (True, "two fans", True)
     assert cordon["leave_by"] == pytest.approx(time.time() + 7200, abs=60)
     assert "two fans" in here("node", "ls").stdout
-    (told,) = json.loads(here("node", "drain", "node-1", "--cancel", "--json").stdout)["nodes"]
-    assert (told["before"], told["state"], told["drains"]) == ("cordoned", "healthy", False)
+    (output,) = json.loads(here("node", "drain", "node-1", "--cancel", "--json").stdout)["nodes"]
+    assert (output["before"], output["state"], output["drains"]) == ("cordoned", "healthy", False)
     assert node(here, "node-1")["service"]["cordons"] == []
 
 
@@ -44,23 +44,23 @@ def test_cancelling_a_drain_keeps_other_cordons(here: Command, book: History) ->
     assert book is not None
     here("node", "cordon", "node-1", "--reason", "a look")
     here("node", "drain", "node-1")
-    (told,) = json.loads(here("node", "drain", "node-1", "--cancel", "--json").stdout)["nodes"]
-    assert (told["state"], told["drains"], told["by"]) == ("cordoned", False, None)
+    (output,) = json.loads(here("node", "drain", "node-1", "--cancel", "--json").stdout)["nodes"]
+    assert (output["state"], output["drains"], output["by"]) == ("cordoned", False, None)
 
 
 def test_a_job_names_its_cluster(here: Command, running: Author) -> None:
     """Nobody has to find the file."""
     assert running is not None
-    (told,) = json.loads(here("node", "drain", "node-1", "--job", "gpt-small", "--json").stdout)["nodes"]
-    assert (told["node"], told["state"], told["reason"]) == ("node-1", "cordoned", "a planned removal")
+    (output,) = json.loads(here("node", "drain", "node-1", "--job", "gpt-small", "--json").stdout)["nodes"]
+    assert (output["node"], output["state"], output["reason"]) == ("node-1", "cordoned", "a planned removal")
 
 
 def test_the_cluster_of_a_job_precedes_the_one_of_the_environment(here: Command, running: Author, tmp_path: Path) -> None:
     """HOLDFAST_CLUSTER only stands in where nothing else names one."""
     assert running is not None
     (tmp_path / "tiny.yaml").write_text("name: tiny\nnodes: 1\n")
-    told = json.loads(here("node", "drain", "node-1", "--job", "gpt-small", "--json", HOLDFAST_CLUSTER="tiny.yaml").stdout)
-    assert told["cluster"] == "local"
+    output = json.loads(here("node", "drain", "node-1", "--job", "gpt-small", "--json", HOLDFAST_CLUSTER="tiny.yaml").stdout)
+    assert output["cluster"] == "local"
     assert json.loads(here("node", "drain", "node-0", "--json").stdout)["cluster"] == "tiny"
 
 

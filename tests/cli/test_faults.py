@@ -45,8 +45,8 @@ def test_faults_show_explains_one_kind(here: Command) -> None:
     text = here("faults", "show", "gpu-off-bus").stdout
     for words in ("gpu-off-bus: A GPU", "evict", "replace the node", "healthy", "pcie-device-gone:"):
         assert words in text
-    told = json.loads(here("faults", "show", "gpu-off-bus", "--json").stdout)
-    assert told["unhealthy"].startswith("NodeReading(")
+    output = json.loads(here("faults", "show", "gpu-off-bus", "--json").stdout)
+    assert output["unhealthy"].startswith("NodeReading(")
     assert "AgentUnreachable(" in here("faults", "show", "node-lost").stdout
 
 

@@ -29,11 +29,11 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_this_machine_is_checked_and_unknown_signals_are_listed(holdfast: Command) -> None:
     """The exit status shows whether there are faults; a machine without GPUs lists them as unknown, not as healthy."""
     done = holdfast("node", "check", "--local", "--json")
-    told = json.loads(done.stdout)
-    acting = [fault for fault in told["faults"] if fault["recommended_action"] != "record"]
+    output = json.loads(done.stdout)
+    acting = [fault for fault in output["faults"] if fault["recommended_action"] != "record"]
     assert done.returncode == bool(acting), done.stdout
-    assert unpacked(NodeReading, told["reading"]).node == told["node"] == os.uname().nodename
-    assert ("gpus.gpus" in told["unknown"]) == ("blind" in told["reading"]["gpus"]["gpus"])
+    assert unpacked(NodeReading, output["reading"]).node == output["node"] == os.uname().nodename
+    assert ("gpus.gpus" in output["unknown"]) == ("blind" in output["reading"]["gpus"]["gpus"])
 
 
 def test_a_fault_is_shown_with_evidence_and_cure(holdfast: Command, stand_in: Path) -> None:

@@ -24,11 +24,11 @@ def test_nodes_over_ssh_are_checked_and_changes_are_shown(here: Command, site: S
     site.node("strange", known=False)
     name = described(site, tmp_path, failure_threshold=1)
     first = here("node", "check", "--cluster", name, "--json")
-    told = {one["node"]: one for one in json.loads(first.stdout)["nodes"]}
-    assert told["strange"]["health"] == "unknown"
-    assert "unknown host key" in told["strange"]["reason"]
-    assert told["well"]["health"] == told["off"]["health"], "both are this machine"
-    assert told["well"]["health"] in {"healthy", "degraded", "unhealthy"}
+    output = {one["node"]: one for one in json.loads(first.stdout)["nodes"]}
+    assert output["strange"]["health"] == "unknown"
+    assert "unknown host key" in output["strange"]["reason"]
+    assert output["well"]["health"] == output["off"]["health"], "both are this machine"
+    assert output["well"]["health"] in {"healthy", "degraded", "unhealthy"}
 
     off.stop()
     done = here("node", "check", "--cluster", name)
@@ -39,22 +39,22 @@ def test_nodes_over_ssh_are_checked_and_changes_are_shown(here: Command, site: S
     assert "off: " in done.stdout.partition("Changed since the last check:")[2]
     assert "strange: " not in done.stdout.partition("Changed since the last check:")[2]
 
-    assert done.stdout.count("(last seen ") >= len(told["off"]["evidence"]), "what it was found with before it fell silent is of then"
+    assert done.stdout.count("(last seen ") >= len(output["off"]["evidence"]), "what it was found with before it fell silent is of then"
     listed = json.loads(here("node", "ls", "--cluster", name, "--json").stdout)
     assert {(one["status"], one["agent"]) for one in listed["nodes"]} == {(None, None)}, "no agent is there to be asked"
     health = {one["name"]: one["health"]["status"] for one in listed["nodes"]}
-    assert health == {"well": told["well"]["health"], "off": "unreachable", "strange": "unknown"}
+    assert health == {"well": output["well"]["health"], "off": "unreachable", "strange": "unknown"}
 
 
 def test_nodes_of_this_machine_are_checked_once(here: Command, tmp_path: Path) -> None:
     """All have the same findings; one that is switched off does not answer."""
     (tmp_path / "cluster.yaml").write_text("name: small\nnodes: 3\n")
     LocalNodes("small", cluster_directory("small"), 3).power_off("node-2")
-    told = json.loads(here("node", "check", "--cluster", "cluster.yaml", "--json").stdout)
-    verdicts = {one["node"]: one["health"] for one in told["nodes"]}
-    assert verdicts["node-0"] == verdicts["node-1"] != "unreachable"
-    assert verdicts["node-2"] == "unreachable"
-    assert told["nodes"][0]["unknown"] == told["nodes"][1]["unknown"]
+    output = json.loads(here("node", "check", "--cluster", "cluster.yaml", "--json").stdout)
+    health = {one["node"]: one["health"] for one in output["nodes"]}
+    assert health["node-0"] == health["node-1"] != "unreachable"
+    assert health["node-2"] == "unreachable"
+    assert output["nodes"][0]["unknown"] == output["nodes"][1]["unknown"]
     assert here("node", "check", "--cluster", "cluster.yaml", "--json").returncode == 1
     assert "unreachable" in here("node", "ls", "--cluster", "cluster.yaml").stdout
 

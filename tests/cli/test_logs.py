@@ -44,8 +44,8 @@ def test_the_last_lines_of_every_rank_are_shown_with_its_node(here: Command, run
         "== rank 2 on n2: empty so far", "== rank 3 on n2: empty so far",
     ]  # fmt: skip
     assert here("logs", "gpt-small", "--rank", "0", "-n", "1").stdout == "line 99\n"
-    told = json.loads(here("logs", "--rank", "1", "--json").stdout)
-    assert told["logs"] == [{"node": "n0", "log": "rank-1.log", "lines": ["100%", "red ␛[31m and no end"]}]
+    output = json.loads(here("logs", "--rank", "1", "--json").stdout)
+    assert output["logs"] == [{"node": "n0", "log": "rank-1.log", "lines": ["100%", "red ␛[31m and no end"]}]
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_output_since_a_time_begins_with_the_process_that_ran_then(
     )
     write(job_directory("gpt-small") / "logs", rank_0=f"of an earlier job\n{text}")
     words = [] if when is None else ["--since", datetime.fromtimestamp(running.zero + when, tz=UTC).isoformat()]
-    told = json.loads(here("logs", "--rank", "0", "--json", *words).stdout)
-    lines = [line for line in told["logs"][0]["lines"] if not line.startswith("---")]
+    output = json.loads(here("logs", "--rank", "0", "--json", *words).stdout)
+    lines = [line for line in output["logs"][0]["lines"] if not line.startswith("---")]
     assert lines == (shown if when is not None else ["of an earlier job", *shown])
 
 
@@ -91,8 +91,8 @@ def test_a_log_that_cannot_be_read_is_reported_although_others_of_its_node_can(h
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert mentions(done.stderr, "n0", os.strerror(errno.EIO))
     assert "== rank 1 on n0\none\n" in done.stdout
-    told = here("logs", "--json")
-    assert (told.returncode, json.loads(told.stdout)["unreachable"]) == (1, {"n0": "Input/output error"})
+    completed = here("logs", "--json")
+    assert (completed.returncode, json.loads(completed.stdout)["unreachable"]) == (1, {"n0": "Input/output error"})
 
 
 def test_a_log_that_is_followed_shows_lines_as_they_come_until_the_job_ends(

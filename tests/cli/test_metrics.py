@@ -37,9 +37,9 @@ from tests.waiting import wait_until
 EVIL = 'a"b\\c\nd{e="f"} 1'
 
 
-def parsed(told: str) -> dict[str, Metric]:
+def parsed(output: str) -> dict[str, Metric]:
     """Return the families in the text, parsed by Prometheus' own client."""
-    return {family.name: family for family in text_string_to_metric_families(told)}
+    return {family.name: family for family in text_string_to_metric_families(output)}
 
 
 @dataclass
@@ -110,43 +110,43 @@ def test_the_history_is_exported(here: Command, book: History, running: Author) 
         Snapshots(job_id=running.job.id, generation=9, at=1.0, step=3, age_steps=2, trained_s=10.0, cost_s=0.1, size=4096),
         ApprovalRequest(number=1, cluster="local", job_id="", job="", about="share", nodes={}, reason="", otherwise="keep", at=0, until=0),
     )
-    told = parsed(here("admin", "metrics").stdout)
+    output = parsed(here("admin", "metrics").stdout)
     look = json.loads(here("status", "gpt-small", "--json").stdout)
-    assert value(told, "holdfast_jobs", state=look["state"].lower()) == 1
-    assert value(told, "holdfast_job_state", job="gpt-small", state=look["state"].lower()) == 1
-    assert value(told, "holdfast_job_state", job="gpt-small", state="completed") == 0
-    assert value(told, "holdfast_job_info", job="gpt-small") == 1
-    assert value(told, "holdfast_job_step", job="gpt-small") == look["step"]
-    assert value(told, "holdfast_job_loss", job="gpt-small") == pytest.approx(look["loss"], nan_ok=True)
-    assert value(told, "holdfast_job_ranks", job="gpt-small") == look["world_size"]
-    assert value(told, "holdfast_checkpoint_step", job="gpt-small") == look["checkpoint"]["step"]
-    closed = sum(one.value for one in told["holdfast_incidents"].samples)
-    assert closed + value(told, "holdfast_incidents_open", job="gpt-small") == look["incidents"]
-    assert value(told, "holdfast_recovery_seconds_count", job="gpt-small") <= closed
-    assert value(told, "holdfast_nodes", cluster="local", state="quarantined") == 1
-    assert value(told, "holdfast_nodes", cluster="local", state="healthy") == 2
-    assert value(told, "holdfast_node_health", cluster="lab", health="unhealthy") == 1
-    assert value(told, "holdfast_snapshot_age_steps", job="gpt-small") == 2
-    assert value(told, "holdfast_snapshot_cost_ratio", job="gpt-small") == pytest.approx(0.01)
-    assert value(told, "holdfast_approvals_pending") == 1
+    assert value(output, "holdfast_jobs", state=look["state"].lower()) == 1
+    assert value(output, "holdfast_job_state", job="gpt-small", state=look["state"].lower()) == 1
+    assert value(output, "holdfast_job_state", job="gpt-small", state="completed") == 0
+    assert value(output, "holdfast_job_info", job="gpt-small") == 1
+    assert value(output, "holdfast_job_step", job="gpt-small") == look["step"]
+    assert value(output, "holdfast_job_loss", job="gpt-small") == pytest.approx(look["loss"], nan_ok=True)
+    assert value(output, "holdfast_job_ranks", job="gpt-small") == look["world_size"]
+    assert value(output, "holdfast_checkpoint_step", job="gpt-small") == look["checkpoint"]["step"]
+    closed = sum(one.value for one in output["holdfast_incidents"].samples)
+    assert closed + value(output, "holdfast_incidents_open", job="gpt-small") == look["incidents"]
+    assert value(output, "holdfast_recovery_seconds_count", job="gpt-small") <= closed
+    assert value(output, "holdfast_nodes", cluster="local", state="quarantined") == 1
+    assert value(output, "holdfast_nodes", cluster="local", state="healthy") == 2
+    assert value(output, "holdfast_node_health", cluster="lab", health="unhealthy") == 1
+    assert value(output, "holdfast_snapshot_age_steps", job="gpt-small") == 2
+    assert value(output, "holdfast_snapshot_cost_ratio", job="gpt-small") == pytest.approx(0.01)
+    assert value(output, "holdfast_approvals_pending") == 1
 
 
 def test_time_metrics_equal_the_cost_command(here: Command, book: History, monkeypatch: pytest.MonkeyPatch) -> None:
     """ETTR, what became of the time, downtime by phase, steps lost."""
     filled.three_incidents(book)
     monkeypatch.setattr("holdfast.report.metrics.jobs.SHOWN_SECONDS", math.inf)  # it ended long ago
-    told, bill = parsed(here("admin", "metrics").stdout), json.loads(here("cost", "bytes-gpt", "--json").stdout)
-    ettr = value(told, "holdfast_job_effective_training_time_ratio", job="bytes-gpt")
+    output, bill = parsed(here("admin", "metrics").stdout), json.loads(here("cost", "bytes-gpt", "--json").stdout)
+    ettr = value(output, "holdfast_job_effective_training_time_ratio", job="bytes-gpt")
     assert ettr == pytest.approx(bill["ettr"])
-    held = {one.labels["category"]: one.value for one in told["holdfast_job_time_seconds"].samples}
+    held = {one.labels["category"]: one.value for one in output["holdfast_job_time_seconds"].samples}
     assert held["productive"] / 3600 == pytest.approx(bill["categories"]["productive"])
     assert held["lost_to_failures"] / 3600 == pytest.approx(bill["categories"]["lost to failures"])
-    assert value(told, "holdfast_recovery_seconds_count", job="bytes-gpt") == bill["recoveries"] == 3
-    assert sum(one.value for one in told["holdfast_incidents"].samples) == 3
-    sums = {one.labels["phase"]: one.value for one in told["holdfast_downtime_seconds"].samples if one.name.endswith("_sum")}
+    assert value(output, "holdfast_recovery_seconds_count", job="bytes-gpt") == bill["recoveries"] == 3
+    assert sum(one.value for one in output["holdfast_incidents"].samples) == 3
+    sums = {one.labels["phase"]: one.value for one in output["holdfast_downtime_seconds"].samples if one.name.endswith("_sum")}
     assert set(sums) >= {"detect", "isolate", "reschedule", "rollback"}
     without = sum(seconds for phase, seconds in sums.items() if phase != "rollback")
-    assert without == pytest.approx(value(told, "holdfast_recovery_seconds_sum", job="bytes-gpt"), rel=0.01)
+    assert without == pytest.approx(value(output, "holdfast_recovery_seconds_sum", job="bytes-gpt"), rel=0.01)
 
 
 def test_every_counter_of_a_job_begins_at_zero(book: History) -> None:
@@ -193,11 +193,11 @@ def test_names_of_jobs_are_escaped(book: History) -> None:
     """Quotes, backslashes, ends of lines and halves of characters."""
     for name in (EVIL, "\ud800", "ü\u2028"):
         Author(book, name, time.time())
-    told = text(collect(book))
-    names = {one.labels["job"] for one in parsed(told)["holdfast_job_info"].samples}
+    output = text(collect(book))
+    names = {one.labels["job"] for one in parsed(output)["holdfast_job_info"].samples}
     assert EVIL in names
     assert len(names) == 3
-    assert not [line for line in told.splitlines() if not re.match(r"holdfast_|# (HELP|TYPE) holdfast_", line)] or "\u2028" in told
+    assert not [line for line in output.splitlines() if not re.match(r"holdfast_|# (HELP|TYPE) holdfast_", line)] or "\u2028" in output
 
 
 def test_a_histogram_counts_what_is_at_most_as_large() -> None:
@@ -210,10 +210,10 @@ def test_a_histogram_counts_what_is_at_most_as_large() -> None:
 
 def test_programs_get_the_same_as_json(here: Command, running: Author) -> None:
     """Name, kind, help and samples of each family."""
-    told = json.loads(here("admin", "metrics", "--json").stdout)
-    step = next(one for one in told if one["name"] == "holdfast_job_step")
+    output = json.loads(here("admin", "metrics", "--json").stdout)
+    step = next(one for one in output if one["name"] == "holdfast_job_step")
     assert (step["type"], step["samples"][0]["labels"]) == ("gauge", {"job": "gpt-small"})
-    lost = next(one for one in told if one["name"] == "holdfast_lost_steps_total")
+    lost = next(one for one in output if one["name"] == "holdfast_lost_steps_total")
     assert (lost["type"], lost["samples"][0]["name"]) == ("counter", "holdfast_lost_steps_total")
 
 

@@ -49,9 +49,9 @@ def test_the_table_has_state_owner_reason_and_end(here: Command, book: History) 
     assert rows[2].split()[1] == "cordoned"
     assert f"by {getpass.getuser()}@" in rows[2]
     assert "new fan" in rows[2]
-    told = service(here, "node-2")
-    assert told["state"] == "cordoned"
-    (cordon,) = told["cordons"]
+    output = service(here, "node-2")
+    assert output["state"] == "cordoned"
+    (cordon,) = output["cordons"]
     assert (cordon["number"], cordon["owner"]["person"]) == (1, True)
     assert cordon["until"] - cordon["at"] == pytest.approx(7200)
 
@@ -76,8 +76,8 @@ def test_each_command_changes_the_state_of_the_node(here: Command, book: History
 
 def test_json_output_has_the_same_content(here: Command) -> None:
     """Of each node."""
-    (told,) = json.loads(here("node", "cordon", "node-0", "--reason", "fan", "--json").stdout)["nodes"]
-    assert (told["before"], told["state"], told["cordon"], told["until"]) == ("healthy", "cordoned", 1, None)
+    (output,) = json.loads(here("node", "cordon", "node-0", "--reason", "fan", "--json").stdout)["nodes"]
+    assert (output["before"], output["state"], output["cordon"], output["until"]) == ("healthy", "cordoned", 1, None)
     assert json.loads(here("node", "uncordon", "--json", "node-0", "--reason", "done").stdout)["nodes"][0]["state"] == "healthy"
 
 
@@ -113,8 +113,8 @@ def test_an_impossible_request_is_refused_with_state_and_cure(case: str, here: C
 def test_several_nodes_are_changed_at_once(here: Command, book: History) -> None:
     """By ranges and names; one that cannot be changed does not keep the others from it."""
     taken_out(book, "node-1")
-    told = json.loads(here("node", "cordon", "node-[0-1]", "node-3", "--reason", "fans", "--json").stdout)
-    assert [one["node"] for one in told["nodes"]] == ["node-0", "node-1", "node-3"]
+    output = json.loads(here("node", "cordon", "node-[0-1]", "node-3", "--reason", "fans", "--json").stdout)
+    assert [one["node"] for one in output["nodes"]] == ["node-0", "node-1", "node-3"]
     done = here("node", "uncordon", "node-[0-3]", "--reason", "done", "--json")
     assert done.returncode == 2
     assert [one["node"] for one in json.loads(done.stdout)["nodes"]] == ["node-0", "node-1", "node-3"]
@@ -129,5 +129,5 @@ def test_the_environment_names_the_cluster_where_no_option_does(here: Command, t
     monkeypatch.setenv("HOLDFAST_CLUSTER", "small.yaml")
     assert json.loads(here("node", "ls", "--json").stdout)["cluster"] == "small"
     assert json.loads(here("node", "cordon", "node-1", "--reason", "fan", "--json").stdout)["cluster"] == "small"
-    told = json.loads(here("node", "ls", "node-0", "--json", "--cluster", "tiny.yaml").stdout)
-    assert (told["cluster"], len(told["nodes"])) == ("tiny", 1)
+    output = json.loads(here("node", "ls", "node-0", "--json", "--cluster", "tiny.yaml").stdout)
+    assert (output["cluster"], len(output["nodes"])) == ("tiny", 1)

@@ -21,8 +21,8 @@ from tests.waiting import wait_until
 
 def fingerprint(site: Site, node: str) -> str:
     """Return the fingerprint of a node's key as OpenSSH prints it."""
-    told = subprocess.run(["ssh-keygen", "-lf", site.nodes[node].key], check=True, capture_output=True, text=True)
-    return told.stdout.split()[1]
+    completed = subprocess.run(["ssh-keygen", "-lf", site.nodes[node].key], check=True, capture_output=True, text=True)
+    return completed.stdout.split()[1]
 
 
 def machines(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -69,9 +69,9 @@ def test_without_a_terminal_no_key_is_added(here: Command, site: Site, tmp_path:
     assert machines(one)["one"]["added"]
     assert machines(one)["one"]["fingerprint"] == fingerprint(site, "one")
     assert site.known_hosts.read_text().startswith("# mine\n[")
-    told = {look["node"]: look for look in json.loads(here("node", "check", "--cluster", name, "--json").stdout)["nodes"]}
-    assert "unknown host key" in told["two"]["reason"]
-    assert told["one"]["health"] != "unknown"
+    output = {look["node"]: look for look in json.loads(here("node", "check", "--cluster", name, "--json").stdout)["nodes"]}
+    assert "unknown host key" in output["two"]["reason"]
+    assert output["one"]["health"] != "unknown"
 
 
 def test_a_changed_key_is_never_added(here: Command, site: Site, tmp_path: Path) -> None:
@@ -95,13 +95,13 @@ def test_jump_hosts_come_first_and_then_what_lies_behind(here: Command, site: Si
     hosts = [{"name": "inner", "address": inner.address, "port": inner.port}]
     name = described(site, tmp_path, hosts=hosts, jump=[f"{gate.address}:{gate.port}"])
     asked = here("node", "trust", "--cluster", name, "--json")
-    found = {one: (told["status"], told["trusted"]) for one, told in machines(asked).items()}
+    found = {one: (state["status"], state["trusted"]) for one, state in machines(asked).items()}
     assert found == {"jump": ("unknown", False), "inner": (None, False)}
     assert "unknown host key" in machines(asked)["inner"]["reason"]
     assert (asked.returncode, gate.logins()) == (1, 0)
     done = here("node", "trust", "--cluster", name, "--yes", "--json")
     assert done.returncode == 0
-    assert all(told["trusted"] and told["added"] for told in machines(done).values())
+    assert all(state["trusted"] and state["added"] for state in machines(done).values())
     assert inner.logins() == 0, "a key is shown before anybody logs in"
 
 

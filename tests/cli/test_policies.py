@@ -44,14 +44,14 @@ def test_a_file_is_shown_with_what_differs_from_its_base(here: Command, tmp_path
     marked = {line[1:].strip() for line in here("policy", "show", "mine.yaml").stdout.splitlines() if line.lstrip().startswith("*")}
     assert any(mentions(line, "LeaveWhenRecurring", "number 2") for line in marked)
     assert any(mentions(line, "gpu-off-bus", "restart", "was: evict") for line in marked)
-    told = json.loads(here("policy", "show", "mine.yaml", "--json").stdout)
-    action, times, timeout = told["differs"]
+    output = json.loads(here("policy", "show", "mine.yaml", "--json").stdout)
+    action, times, timeout = output["differs"]
     assert mentions(action, "recommended_actions.gpu-off-bus", "restart", "catalogue")
     assert mentions(times, "recurring.times", 2, 6)
     assert mentions(timeout, "timeouts.shrink_restart", "30.0 s", "3 min 00 s")
-    assert (told["based_on"], told["numbers"]["timeouts.shrink_restart"]) == ("patient", 30.0)
-    assert told["recommended_actions"] == {"gpu-off-bus": {"recommended_action": "restart", "catalogue": "evict"}}
-    assert [rule["differs"] for rule in told["rules"]].count(True) == 2
+    assert (output["based_on"], output["numbers"]["timeouts.shrink_restart"]) == ("patient", 30.0)
+    assert output["recommended_actions"] == {"gpu-off-bus": {"recommended_action": "restart", "catalogue": "evict"}}
+    assert [rule["differs"] for rule in output["rules"]].count(True) == 2
 
 
 def test_an_unknown_policy_is_refused_with_a_suggestion(here: Command) -> None:
@@ -79,9 +79,9 @@ def test_check_reports_every_problem_of_every_file(here: Command, tmp_path: Path
         ("file", "does not exist"),
     ):
         assert one_line_mentions(done.stdout, *named), named
-    told = json.loads(here("policy", "check", "good.yaml", "bad.yaml", "--json").stdout)
-    assert [one["ok"] for one in told] == [True, False]
-    assert told[1]["problems"][1]["field"] == "actions[0]"
+    output = json.loads(here("policy", "check", "good.yaml", "bad.yaml", "--json").stdout)
+    assert [one["ok"] for one in output] == [True, False]
+    assert output[1]["problems"][1]["field"] == "actions[0]"
 
 
 def an_attempt(running: Author, one: Incident, seconds: float, action: str) -> DecisionRecord:
@@ -100,9 +100,9 @@ def test_explain_shows_rule_and_end_of_each_attempt(here: Command, running: Auth
     stalled = "restart-workers brought no step within 120 s"
     running.move("DIAGNOSING", stalled, seconds=50.1, event="faulted")
     running.write(an_attempt(running, one, 0.2, "replace-node"))
-    told = json.loads(here("policy", "explain", "4", "--json").stdout)
-    assert (told["job"], told["incident"], told["kind"], told["outcome"]) == ("gpt-small", 4, "worker-sigkill", "recovered")
-    first, second = told["attempts"]
+    output = json.loads(here("policy", "explain", "4", "--json").stdout)
+    assert (output["job"], output["incident"], output["kind"], output["outcome"]) == ("gpt-small", 4, "worker-sigkill", "recovered")
+    first, second = output["attempts"]
     assert (first["action"], first["policy"], first["noted"]) == ("restart-workers", None, {})
     assert first["ended"].endswith(stalled)
     assert (second["action"], second["policy"]) == ("replace-node", "/where/mine.yaml")
@@ -150,6 +150,6 @@ def test_what_was_decided_about_slow_ranks_is_explained_with_its_sum(here: Comma
     )  # fmt: skip
     text = here("policy", "explain", "slow", "--job", "gpt-small").stdout
     assert mentions(" ".join(text.split()), "move", "straggler-gpu", "aggressive", "rank 1", "n0", "100 ms", "2,000")
-    told = json.loads(here("policy", "explain", "slow", "--json").stdout)
-    assert (told["job"], told["slow_ranks"][0]["act"]) == ("gpt-small", "move")
+    output = json.loads(here("policy", "explain", "slow", "--json").stdout)
+    assert (output["job"], output["slow_ranks"][0]["act"]) == ("gpt-small", "move")
     assert mentions(here("policy", "replay", "patient").stdout, "stay", "rank 1", "n0")

@@ -79,16 +79,16 @@ def pruned(here: Command, keep: int) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def steps_in(told: dict[str, Any], what: str) -> list[int]:
+def steps_in(output: dict[str, Any], what: str) -> list[int]:
     """Return the steps of the checkpoints that were kept, deleted or left."""
-    return [one["step"] for one in told[what]]
+    return [one["step"] for one in output[what]]
 
 
 def test_the_newest_complete_checkpoints_are_kept(here: Command, book: History, folder: Folder) -> None:
     """Also while the job trains; a second call finds nothing to delete."""
     a_job(book, folder)
-    told = pruned(here, 2)
-    assert (steps_in(told, "kept"), steps_in(told, "deleted"), told["left"]) == ([50, 40], [10, 20, 30], [])
+    output = pruned(here, 2)
+    assert (steps_in(output, "kept"), steps_in(output, "deleted"), output["left"]) == ([50, 40], [10, 20, 30], [])
     assert folder.steps == [50, 40]
     assert sorted(one.name for one in folder.path.iterdir()) == ["step-00000040", "step-00000050"], "nothing half deleted is left"
     assert pruned(here, 2)["deleted"] == []
@@ -102,8 +102,8 @@ def test_a_damaged_checkpoint_neither_counts_nor_is_deleted(here: Command, book:
     data[7] ^= 1
     damaged.write_bytes(data)
     folder.file(30).unlink()
-    told = pruned(here, 1)
-    assert (steps_in(told, "kept"), steps_in(told, "deleted"), steps_in(told, "left")) == ([40], [10, 20], [50, 30])
+    output = pruned(here, 1)
+    assert (steps_in(output, "kept"), steps_in(output, "deleted"), steps_in(output, "left")) == ([40], [10, 20], [50, 30])
     assert folder.steps == [50, 40, 30]
 
 
@@ -111,8 +111,8 @@ def test_a_checkpoint_that_training_must_not_resume_from_does_not_count(here: Co
     """After a rollback the older ones are those that a recovery would use."""
     author = a_job(book, folder)
     rolled_back(author, 40, 2)
-    told = pruned(here, 1)
-    assert (steps_in(told, "kept"), steps_in(told, "deleted"), steps_in(told, "left")) == ([30], [10, 20], [50, 40])
+    output = pruned(here, 1)
+    assert (steps_in(output, "kept"), steps_in(output, "deleted"), steps_in(output, "left")) == ([30], [10, 20], [50, 40])
 
 
 def test_nothing_is_deleted_where_no_checkpoint_is_intact(here: Command, book: History, folder: Folder) -> None:
@@ -242,8 +242,8 @@ def test_the_states_that_any_job_of_the_folder_has_invalidated_do_not_count(here
     elsewhere = a_job(book, Folder(folder.path / "elsewhere"), "other")
     rolled_back(elsewhere, 10, 9)
     a_job(book, folder)
-    told = pruned(here, 1)
-    assert (steps_in(told, "kept"), steps_in(told, "deleted"), steps_in(told, "left")) == ([30], [10, 20], [50, 40])
+    output = pruned(here, 1)
+    assert (steps_in(output, "kept"), steps_in(output, "deleted"), steps_in(output, "left")) == ([30], [10, 20], [50, 40])
 
 
 def test_a_job_whose_folder_is_not_known_is_refused(here: Command, book: History, folder: Folder) -> None:
@@ -264,8 +264,8 @@ def test_what_an_interrupted_deletion_left_is_removed_first(here: Command, book:
     partial = manifest.staging_folder(folder.path, 60, "partial", 1)
     for one in (*remains, partial):
         (one / "some").mkdir(parents=True)
-    told = pruned(here, 4)  # the folder to which the checkpoint of step 10 is moved exists
-    assert (told["remains"], steps_in(told, "deleted")) == ([str(one) for one in remains], [10])
+    output = pruned(here, 4)  # the folder to which the checkpoint of step 10 is moved exists
+    assert (output["remains"], steps_in(output, "deleted")) == ([str(one) for one in remains], [10])
     remains[0].mkdir()
     assert (pruned(here, 9)["remains"], partial.exists()) == ([str(remains[0])], True)
 
@@ -277,12 +277,12 @@ def test_nothing_is_read_in_full_where_nothing_can_be_deleted(here: Command, boo
         data = bytearray(folder.file(step).read_bytes())
         data[7] ^= 1
         folder.file(step).write_bytes(data)
-    told = pruned(here, 5)
-    assert (steps_in(told, "kept"), told["left"]) == ([50, 40, 30, 20, 10], [])
+    output = pruned(here, 5)
+    assert (steps_in(output, "kept"), output["left"]) == ([50, 40, 30, 20, 10], [])
     rolled_back(author, 40, 2)
-    told = pruned(here, 2)
-    assert (steps_in(told, "kept"), steps_in(told, "deleted")) == ([20, 10], [])
-    assert [(one["step"], one["reason"].partition(":")[0]) for one in told["left"]] == [
+    output = pruned(here, 2)
+    assert (steps_in(output, "kept"), steps_in(output, "deleted")) == ([20, 10], [])
+    assert [(one["step"], one["reason"].partition(":")[0]) for one in output["left"]] == [
         (50, "invalidated"), (40, "invalidated"), (30, "corrupt"),
     ]  # fmt: skip
 

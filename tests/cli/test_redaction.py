@@ -52,13 +52,13 @@ password => 'qq'
 @pytest.mark.parametrize("line", SHAPES.strip().splitlines())
 def test_a_secret_is_hidden_whatever_shape_it_has(line: str) -> None:
     """All of it; the next value in the line stays, and a second pass changes nothing."""
-    told = Redactor().text(line)
-    assert "qq" not in told
-    assert "***" in told
-    assert [one in told for one in ("step=7", '"step": 7', "--lr")] == [one in line for one in ("step=7", '"step": 7', "--lr")]
-    assert Redactor().text(told) == told
+    redacted = Redactor().text(line)
+    assert "qq" not in redacted
+    assert "***" in redacted
+    assert [one in redacted for one in ("step=7", '"step": 7', "--lr")] == [one in line for one in ("step=7", '"step": 7', "--lr")]
+    assert Redactor().text(redacted) == redacted
     if line.startswith(('{"', "[")):
-        assert json.loads(told), "what was JSON still is"
+        assert json.loads(redacted), "what was JSON still is"
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_a_known_secret_is_hidden_in_every_form() -> None:
     """Within JSON, within a URL; a short one only as a separate word, and a value of a setting never."""
     redactor = Redactor()
     redactor.learn_environment({"DB_PASS": 'a"b/c d', "PIN_PASSWORD": "abc", "WITH_TOKEN": "true", "A_KEY": "no"})
-    told = redactor.text(json.dumps({"said": json.dumps('got a"b/c d')}) + " x=a%22b%2Fc%20d abc abcd true no")
-    assert told == '{"said": "\\"got ***\\""} x=*** *** abcd true no'
+    redacted = redactor.text(json.dumps({"said": json.dumps('got a"b/c d')}) + " x=a%22b%2Fc%20d abc abcd true no")
+    assert redacted == '{"said": "\\"got ***\\""} x=*** *** abcd true no'
 
 
 def test_slurm_gets_no_variable_named_like_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from holdfast.history.store import History
 from holdfast.policies.nodes.node_health import FRESH, HealthAssessment
 from holdfast.report.text.wording import decided
 from tests.cli.conftest import Command
-from tests.cli.written_history import TRACEBACK, Author, a_verdict
+from tests.cli.written_history import TRACEBACK, Author, an_incident_diagnosis
 from tests.mentions import mentions, one_line_mentions
 
 
@@ -65,11 +65,11 @@ def test_status_shows_unhealthy_nodes(here: Command, running: Author, book: Hist
     """Present nodes of the job with fresh results; not those that it has left, and no old results."""
     now = time.time()
     cluster = running.job.cluster["name"]
-    told = {
+    fields = {
         node: HealthAssessment(node=node, status=status, since=at, at=at, seen=at, reason=f"{node} is not well")
         for node, status, at in (("n0", "unhealthy", now), ("n1", "unhealthy", now), ("n2", "unreachable", now - 2 * FRESH))
     }
-    save_sweep(book, cluster, told, [], {})
+    save_sweep(book, cluster, fields, [], {})
     conditions = json.loads(here("status", "gpt-small", "--json").stdout)["conditions"]
     assert {node: (one["condition"], one["is_bad"]) for node, one in conditions.items()} == {"n0": ("fault", True)}, "of the open incident"
     text = here("status", "gpt-small").stdout
@@ -85,13 +85,13 @@ def test_status_shows_staleness_and_cost_of_snapshots(here: Command, running: Au
     text = here("status", "gpt-small").stdout
     assert one_line_mentions(text, "snapshot", "step 399", "1 step", "100 ms", "step 398")
     assert one_line_mentions(text, "every step", "95.0%", "0.5%")
-    told = json.loads(here("status", "gpt-small", "--json").stdout)
-    assert told["no_snapshots"] is None
+    output = json.loads(here("status", "gpt-small", "--json").stdout)
+    assert output["no_snapshots"] is None
     expected = {
         "step": 399, "age_steps": 1, "age_s": 0.1, "replica_step": 398, "interval_steps": 1, "overlapped": 0.95,
         "cost": pytest.approx(0.005),
     }  # fmt: skip
-    assert {name: told["snapshots"][name] for name in expected} == expected
+    assert {name: output["snapshots"][name] for name in expected} == expected
     running.move("COMPLETED", "all ended well", seconds=44)
     assert one_line_mentions(here("status", "gpt-small").stdout, "snapshot", "released", "step 399", "1 step")
 
@@ -126,16 +126,16 @@ def test_status_shows_that_a_job_has_no_controller(here: Command, running: Autho
 def test_programs_get_the_same_as_json(here: Command, running: Author) -> None:
     """Numbers as numbers, times in seconds since 1970."""
     (listed,) = json.loads(here("ps", "--json").stdout)
-    told = json.loads(here("status", "gpt-small", "--json").stdout)
-    assert listed["id"] == told["id"] == running.job.id
-    assert told["step"] == 400
-    assert told["until"] == 10_000
-    assert told["rate"] == pytest.approx(10)
-    assert told["nodes"] == {"n0": [0, 1], "n2": [2, 3]}
-    assert told["checkpoint"]["step"] == 100
-    assert told["incident"]["number"] == 3
-    assert told["eta_s"] is None
-    assert told["submitted"] == pytest.approx(running.zero)
+    output = json.loads(here("status", "gpt-small", "--json").stdout)
+    assert listed["id"] == output["id"] == running.job.id
+    assert output["step"] == 400
+    assert output["until"] == 10_000
+    assert output["rate"] == pytest.approx(10)
+    assert output["nodes"] == {"n0": [0, 1], "n2": [2, 3]}
+    assert output["checkpoint"]["step"] == 100
+    assert output["incident"]["number"] == 3
+    assert output["eta_s"] is None
+    assert output["submitted"] == pytest.approx(running.zero)
 
 
 def test_a_job_that_runs_has_an_eta(here: Command, running: Author) -> None:
@@ -182,8 +182,8 @@ def test_history_of_a_job_is_in_order(here: Command, running: Author) -> None:
 
 def test_history_as_json_has_every_row(here: Command, running: Author) -> None:
     """By kind."""
-    told = json.loads(here("status", "gpt-small", "--events", "--json").stdout)
-    assert [len(told[kind]) for kind in ("generations", "transitions", "decisions", "checkpoints", "job_events")] == [3, 5, 3, 1, 1]
+    output = json.loads(here("status", "gpt-small", "--events", "--json").stdout)
+    assert [len(output[kind]) for kind in ("generations", "transitions", "decisions", "checkpoints", "job_events")] == [3, 5, 3, 1, 1]
     assert json.loads(here("ps", "-a", "--json").stdout)[0]["job"] == "gpt-small"
 
 
@@ -215,7 +215,7 @@ def test_show_has_faults_decisions_and_phases(here: Command, running: Author) ->
 def test_show_has_hypotheses_with_their_evidence(here: Command, running: Author, book: History) -> None:
     """The newest diagnosis counts: each hypothesis with its confidence, its evidence with time and source, what it leaves unexplained."""
     (incident, *_) = queries.incidents(book, running.job.id)
-    running.write(a_verdict(incident, 0.4), a_verdict(incident, 0.8))
+    running.write(an_incident_diagnosis(incident, 0.4), an_incident_diagnosis(incident, 0.8))
     text = here("incidents", "show", "1", "--job", "gpt-small").stdout
     for named in (
         ("80.0%", "gpu-off-bus", "n1", "gpu"),
@@ -226,8 +226,8 @@ def test_show_has_hypotheses_with_their_evidence(here: Command, running: Author,
     ):
         assert one_line_mentions(text, *named), named
     assert "40.0%" not in text
-    told = json.loads(here("incidents", "show", "1", "--job", "gpt-small", "--json").stdout)["diagnoses"]
-    assert [one["candidates"][0]["confidence"] for one in told] == [0.4, 0.8]
+    output = json.loads(here("incidents", "show", "1", "--job", "gpt-small", "--json").stdout)["diagnoses"]
+    assert [one["candidates"][0]["confidence"] for one in output] == [0.4, 0.8]
 
 
 def test_show_quotes_a_complete_traceback(here: Command, running: Author) -> None:
@@ -287,9 +287,9 @@ def test_nodes_shows_present_and_recorded_states(here: Command, running: Author)
     (row,) = (line for line in done.stdout.splitlines() if line.startswith("node-1"))
     assert "excluded" in row
     assert "hangs too often" in row
-    told = json.loads(here("node", "ls", "--json").stdout)["nodes"]
-    assert [node["agent"] for node in told] == ["down"] * 4
-    assert told[1]["history"]["status"] == "excluded"
+    output = json.loads(here("node", "ls", "--json").stdout)["nodes"]
+    assert [node["agent"] for node in output] == ["down"] * 4
+    assert output[1]["history"]["status"] == "excluded"
 
 
 def test_a_report_is_written_to_the_given_file(here: Command, running: Author) -> None:

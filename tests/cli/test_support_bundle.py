@@ -116,8 +116,8 @@ def test_a_bundle_has_what_helps_and_no_secret(  # noqa: PLR0917 (fixtures)
     plant(holdfast_home, book, running, monkeypatch)
     assert all(secret in SAID or which in {"api key", "quoted", "outbox"} for which, secret in SECRETS.items())
     done = here("admin", "support-bundle", "gpt-small", "-o", "b.tar.gz", "--json")
-    told = json.loads(done.stdout)
-    assert told["missing"] == []
+    output = json.loads(done.stdout)
+    assert output["missing"] == []
     assert (tmp_path / "b.tar.gz").stat().st_mode & 0o777 == 0o600
     texts = contents(tmp_path / "b.tar.gz")
     assert leaks(texts) == []

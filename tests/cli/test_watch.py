@@ -191,13 +191,13 @@ def test_a_recovery_is_two_lines(running: Author, book: History) -> None:
     running.generation(4, {"n0": [0, 1], "n2": [2, 3]}, seconds=at + 0.05)
     running.move("RUNNING", "all 4 rank(s) are at work", seconds=at + 0.5, generation=4)
     end(running, book)
-    said, told = (one.communicate(timeout=SECONDS)[0] for one in (child, program))
+    said, output = (one.communicate(timeout=SECONDS)[0] for one in (child, program))
     lines = [line[10:] for line in said.splitlines()]
     begun, over = (line for line in lines if "incident 4" in line)
     assert mentions(begun, "worker-sigkill", "rank 2", "n2", "20 ms", "restart-workers")
     assert mentions(over, "restart-workers", "310 ms", "2 steps", "generation 5", "detect 20 ms", "diagnose 10 ms", "isolate 280 ms")
     assert not any(word in said for word in ("DIAGNOSING", "ISOLATING", "generation 4:", "are at work"))
-    events = [json.loads(line) for line in told.splitlines()]
+    events = [json.loads(line) for line in output.splitlines()]
     phases = next(one["phases"] for one in events if one["event"] == "incident-closed" and one["number"] == 4)
     measured = {"detect": pytest.approx(0.02), "diagnose": pytest.approx(0.01), "isolate": pytest.approx(0.28)}
     assert phases == {**measured, "reschedule": None, "resume": None}

@@ -156,7 +156,7 @@ class Author:
         self.write(NodeStatusChange(cluster="local", node=name, at=self.zero + seconds, status=status, reason=reason, job_id=self.job.id))
 
 
-def a_verdict(incident: Incident, confidence: float) -> IncidentDiagnosis:
+def an_incident_diagnosis(incident: Incident, confidence: float) -> IncidentDiagnosis:
     """Return the hypotheses of an incident: a GPU that explains it, and a kill."""
     seen = {"at": incident.fault_at, "source": "kernel log on n1", "target": "node n1", "quote": "NVRM: Xid 79"}
     killed = {"kind": "worker-sigkill", "count": 1, "targets": ["rank 5 on n2"]}

@@ -81,7 +81,7 @@ class ChildTransport:
         return "127.0.0.1"
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """There is nothing to close."""
 
     def cut(self) -> None:
         """End all connections, as a switch that is switched off."""

@@ -66,9 +66,9 @@ def _check(stored: Results, options: argparse.Namespace) -> int:
     for suite in options.suite or STORED_SUITES:
         found = run(suite, "holdfast", stored.skipped(), options.only)
         passed, total = passed + sum(one == PASSED for one in found.values()), total + len(found)
-        told = compare(stored.suites.get(suite, {}), found, partly=bool(options.only))
-        _report(suite, told)
-        regressed, out_of_date = regressed or told.regressed, out_of_date or bool(told.news)
+        comparison = compare(stored.suites.get(suite, {}), found, partly=bool(options.only))
+        _report(suite, comparison)
+        regressed, out_of_date = regressed or comparison.regressed, out_of_date or bool(comparison.news)
     if not total:
         sys.exit("no test has such a name")
     print(f"conformance: {passed} of {total} tests pass; logs in {LOGS.relative_to(ROOT)}/")
@@ -81,8 +81,8 @@ def _check(stored: Results, options: argparse.Namespace) -> int:
     return int(regressed)
 
 
-def _report(suite: str, told: Comparison) -> None:
-    for title, lines in (("regression", told.failures), ("missing", told.missing), ("new", told.news)):
+def _report(suite: str, comparison: Comparison) -> None:
+    for title, lines in (("regression", comparison.failures), ("missing", comparison.missing), ("new", comparison.news)):
         for line in lines:
             print(f"  {title}: {suite}: {line}")
 
@@ -124,9 +124,9 @@ def run(suite: str, backend: Backend, skipped: dict[str, str], only: Sequence[st
             child.stdin.write(json.dumps(order) + "\n")
             child.stdin.close()
             for line in child.stdout:
-                told = json.loads(line)
-                found[told["test"]] = told["outcome"]
-                _show(suite, backend, told, len(found))
+                result = json.loads(line)
+                found[result["test"]] = result["outcome"]
+                _show(suite, backend, result, len(found))
         agent.close()
     if child.returncode:
         sys.exit(f"the suite {suite} over {backend} ended with status {child.returncode}: see {log}")
@@ -135,10 +135,13 @@ def run(suite: str, backend: Backend, skipped: dict[str, str], only: Sequence[st
     return found
 
 
-def _show(suite: str, backend: Backend, told: dict[str, object], number: int) -> None:
+def _show(suite: str, backend: Backend, result: dict[str, object], number: int) -> None:
     """Print a line for a test that failed, or needed several attempts, and now and then one that shows the progress."""
-    if str(told["outcome"]).startswith("failed") or told["attempts"] != 1:
-        print(f"  {suite} over {backend}: {told['test']}: {told['outcome']} (attempt {told['attempts']}, {told['seconds']} s)", flush=True)
+    if str(result["outcome"]).startswith("failed") or result["attempts"] != 1:
+        print(
+            f"  {suite} over {backend}: {result['test']}: {result['outcome']} (attempt {result['attempts']}, {result['seconds']} s)",
+            flush=True,
+        )
     elif number % 50 == 0:
         print(f"  {suite} over {backend}: {number} tests", flush=True)
 

@@ -134,7 +134,7 @@ class PublicApi(MultiProcessTestCase):
         self.assertEqual(wrong, [])
 
     def test_work(self) -> None:
-        """Works are waited for in any order, tell whether they have completed, and give a future with the result."""
+        """Works are waited for in any order, report whether they have completed, and give a future with the result."""
         tensors = [torch.full((3,), float(self.rank + number)) for number in range(8)]
         works = [dist.all_reduce(one, async_op=True) for one in tensors]
         for work in reversed(works):

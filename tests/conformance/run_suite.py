@@ -36,8 +36,8 @@ def main() -> None:
         attempt, outcome = 1, run(order["suite"], test)
         while outcome.startswith("failed") and attempt < ATTEMPTS:
             attempt, outcome = attempt + 1, run(order["suite"], test)
-        told = {"test": test, "outcome": outcome, "seconds": round(time.monotonic() - begin, 2), "attempts": attempt}
-        out.write(json.dumps(told) + "\n")
+        result = {"test": test, "outcome": outcome, "seconds": round(time.monotonic() - begin, 2), "attempts": attempt}
+        out.write(json.dumps(result) + "\n")
         out.flush()
 
 

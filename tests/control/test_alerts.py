@@ -78,8 +78,8 @@ def test_the_first_rank_with_a_bad_loss_is_reported_before_the_loss_of_all_is_ac
     watched.receive("b", "worker.loss", rank=1, step=20, loss=math.nan)
     assert watched.poll(0.2) == []
     assert watched.board.evidence == []
-    told = watched.poll(REPORT_SECONDS)
-    assert [(fault.kind, fault.rank) for fault in told] == [("loss-not-finite", 1)]
+    reported = watched.poll(REPORT_SECONDS)
+    assert [(fault.kind, fault.rank) for fault in reported] == [("loss-not-finite", 1)]
     watched.poll()
     assert [fault.kind for fault in see(watched.board.evidence, HangLimits())] == ["loss-diverged"]
 

@@ -34,9 +34,9 @@ def test_a_machine_shuts_down_when_systemd_has_ended_all_its_units(tmp_path: Pat
 
 def test_an_unknown_meaning_of_sigterm_is_refused_before_a_flow_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """A typing error would otherwise show when it has stopped a job."""
-    for said, lets_go in (("", False), ("stop", False), ("detach", True)):
+    for said, detaches in (("", False), ("stop", False), ("detach", True)):
         monkeypatch.setenv("HOLDFAST_SIGTERM", said)
-        assert sigterm_detaches() is lets_go
+        assert sigterm_detaches() is detaches
     monkeypatch.setenv("HOLDFAST_SIGTERM", "leave")
     with pytest.raises(BadSetting) as refused, sigusr1_handled():
         pass

@@ -75,11 +75,11 @@ def test_the_waiting_events_of_one_node_are_bounded_and_none_is_lost(monkeypatch
     client.send("attach", lambda _: None, since=0)
     client.agent, client._last_event = "x", 0
     wait_until(lambda: client.disconnected_since is not None, seconds=60)
-    heard = [event["seq"] for _, event in waiting.drain(0.0)]
-    assert len(heard) * 100 < reactor.MAX_BYTES < EVENTS * 100
-    while len(heard) < EVENTS:
-        heard += [event["seq"] for _, event in waiting.drain(1.0)]
-    assert heard == list(range(1, EVENTS + 1))
+    received = [event["seq"] for _, event in waiting.drain(0.0)]
+    assert len(received) * 100 < reactor.MAX_BYTES < EVENTS * 100
+    while len(received) < EVENTS:
+        received += [event["seq"] for _, event in waiting.drain(1.0)]
+    assert received == list(range(1, EVENTS + 1))
     assert agent.connections > 1
     client.close()
     agent.join()

@@ -228,7 +228,7 @@ def test_a_proxy_that_reports_ever_newer_epochs_is_a_failed_node(tmp_path: Path)
     class Lying(LocalNodes):
         def fence(self, node: str, job: str | None = None, confirm: Confirm | None = None) -> list[int]:
             assert confirm is not None
-            raise Superseded(node, "a newer controller steers this job", confirm().epoch + 1)
+            raise Superseded(node, "a newer controller runs this job", confirm().epoch + 1)
 
     fleet, asked = AgentPool(Lying("c", tmp_path, 1), PLAN, epoch=1), list[int]()
 

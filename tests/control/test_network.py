@@ -58,10 +58,10 @@ def test_as_few_nodes_as_possible_leave_so_that_the_others_reach_each_other(
     failed: tuple[str, ...], go: dict[str, tuple[str, ...]]
 ) -> None:
     """Of two the later one, as rank 0 is on the first; none where many would have to leave."""
-    told = nodes_to_drop({(pair[0], pair[1]): "timed out" for pair in failed}, NODES, 5.0)
-    assert {one.node: one.peers for one in told} == go
-    assert not any(one.alone for one in told)
-    assert {(one.at, one.why) for one in told} <= {(5.0, "timed out")}
+    dropped = nodes_to_drop({(pair[0], pair[1]): "timed out" for pair in failed}, NODES, 5.0)
+    assert {one.node: one.peers for one in dropped} == go
+    assert not any(one.alone for one in dropped)
+    assert {(one.at, one.why) for one in dropped} <= {(5.0, "timed out")}
 
 
 def test_of_thousands_of_nodes_only_suspects_are_tried_with_some_others() -> None:

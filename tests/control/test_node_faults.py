@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.control.agents.events import NodeCounterIncreases, NodeFaultSeen
-from holdfast.control.faults.diagnosis import heard_once
+from holdfast.control.faults.diagnosis import without_repeats
 from holdfast.control.faults.node_faults import MAX_COUNTED, MAX_PAST, FaultHistory, NodeFaultDedup, with_counter_increases
 from holdfast.detectors.catalogue import Fault
 from holdfast.history import History, queries
@@ -131,4 +131,4 @@ def test_the_nodes_of_one_machine_do_not_make_a_fault_correlated(kind: str, kept
     fault = Fault(kind="gpu-off-bus", at=5.0, node="b", rank=1, quote="Xid 79", device=GPU)
     earlier = [PastFault(kind="gpu-off-bus", at=5.0, node=node, device=GPU) for node in "abc"]
     other = PastFault(kind="gpu-off-bus", at=4.0, node="a", device="GPU 0000:3b:00.0")
-    assert heard_once([*earlier, other], [fault], kind) == (*(one for one in earlier if one.node in kept), other)
+    assert without_repeats([*earlier, other], [fault], kind) == (*(one for one in earlier if one.node in kept), other)

@@ -65,14 +65,14 @@ class Stage:
         release_lease(self.history, self.lease)
         self.fleet.close(end=False)
         self.lease, self.fleet = self._next()
-        told = self.fleet.reattach_all(self.nodes.names())
+        reattached = self.fleet.reattach_all(self.nodes.names())
         taken = OutboxCollector(
             agents=self.fleet,
             history=self.history,
             lease=self.lease,
             outbox_path=self.folder / "outbox_path",
             record_event=self.job_events.append,
-        ).collect(told)
+        ).collect(reattached)
         if settled:
             with self.history.session() as session:
                 session.merge(Lease(**{**self.lease.model_dump(), "settled_epoch": self.lease.epoch}))

@@ -25,9 +25,9 @@ def assessed(node: str, status: NodeHealthState, *, ago: float = 0.0) -> HealthA
     return HealthAssessment(node=node, status=str(status), since=at, at=at, seen=at, findings=findings)
 
 
-def store(history: History, *verdicts: HealthAssessment) -> None:
+def store(history: History, *assessments: HealthAssessment) -> None:
     """Store these assessments in the history."""
-    save_sweep(history, "c", {one.node: one for one in verdicts}, [], {})
+    save_sweep(history, "c", {one.node: one for one in assessments}, [], {})
 
 
 def test_an_unhealthy_node_comes_last_with_its_reason(history: History) -> None:

@@ -97,7 +97,7 @@ def test_the_exit_of_a_replaced_process_is_ignored() -> None:
 def test_aborted_groups_and_rejections_are_evidence() -> None:
     """Those of the previous generation are not."""
     _, after = boards()
-    take(after, "a", an_event("worker.broken", 0, 1, step=7, group="0", why="told to"), 11.0)
+    take(after, "a", an_event("worker.broken", 0, 1, step=7, group="0", why="on request"), 11.0)
     assert after.evidence == []
     take(after, "a", an_event("worker.broken", 0, 2, step=7, group="0", why="reset"), 11.0)
     take(after, "a", an_event("worker.recovery-failed", 1, 2, why="no copy"), 11.0)

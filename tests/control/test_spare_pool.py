@@ -45,11 +45,11 @@ def test_a_controller_that_detaches_finishes_starting_nodes_first(
     assert holdfast_home.is_dir()
     spec, history = TrainingJob(name="freed", command=["true"], preflight=False), History.open()
 
-    def told(words: str) -> bool:
+    def has_event(words: str) -> bool:
         return any(words in one.text for one in queries.job_events(history, job))
 
     def hang_up() -> None:
-        wait_until(lambda: told("detaches"), seconds=60)
+        wait_until(lambda: has_event("detaches"), seconds=60)
         silent.close()
         asked.close()
 
@@ -65,7 +65,7 @@ def test_a_controller_that_detaches_finishes_starting_nodes_first(
     with closing(History.open()) as history:
         hanging_up.join()
         assert "spare pool" not in {one.name for one in threading.enumerate()}
-        assert told("(node-0: ")
+        assert has_event("(node-0: ")
         with history.session() as session:
             lease = session.get(Lease, job)
             assert lease is not None

@@ -56,10 +56,10 @@ def test_a_standby_without_the_key_reports_that_before_it_is_needed(
     with history.session() as session:
         session.add_all(StandbyHeartbeat(job="gpt", host=host, pid=1, at=at) for host, at in (("b", time.time()), ("c", job.at - 600)))
     status("gpt", follow=False, events=False, as_json=True)
-    told = {one["host"]: one["problem"] for one in json.loads(capsys.readouterr().out)["standbys"]}
-    assert told.pop("b") == ""
-    assert "c" not in told, "that was another run of the job"
-    assert [why for why in told.values() if mentions(why, "private key")]
+    problems = {one["host"]: one["problem"] for one in json.loads(capsys.readouterr().out)["standbys"]}
+    assert problems.pop("b") == ""
+    assert "c" not in problems, "that was another run of the job"
+    assert [why for why in problems.values() if mentions(why, "private key")]
 
 
 def test_a_standby_that_reaches_no_node_either_requests_nothing_and_yields(

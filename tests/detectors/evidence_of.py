@@ -22,14 +22,14 @@ def a_killed(node: str = "n0", rank: int = 0, at: float = 0.0, **facts: Any) -> 
 
 def an_error(node: str = "n0", rank: int = 0, at: float = 0.0, *, type: str = "ValueError", line: int = 3, **facts: Any) -> WorkerExit:  # noqa: A002
     """Return the end of a worker by an exception of *type* that its script raised in *line*."""
-    told = WorkerException(
+    exception = WorkerException(
         type=type,
         message=facts.pop("message", "bad shape"),
         traceback=f'  File "train.py", line {line}, in step\n',
         errno=facts.pop("errno", None),
         peer_lost=facts.pop("peer_lost", False),
     )
-    return an_end(node, rank, at, code=1, raised=told, **facts)
+    return an_end(node, rank, at, code=1, raised=exception, **facts)
 
 
 def an_echo(node: str = "n1", rank: int = 1, at: float = 0.1, **facts: Any) -> WorkerExit:

@@ -17,7 +17,7 @@ from tests.detectors.evidence_of import a_killed, an_echo, an_end, an_error, see
 
 
 def a_fault(kind: str, node: str | None = "n0", at: float = 0.0, **facts: object) -> Fault:
-    """Return a fault that somebody told of."""
+    """Return a fault that somebody reported."""
     return Fault(**{"kind": kind, "at": at, "node": node, "quote": kind, "source": "a test", **facts})  # type: ignore[arg-type]
 
 
@@ -161,10 +161,10 @@ def test_the_blamed_peer_is_parsed_from_the_text(text: str, peers: set[str]) -> 
 def test_one_that_is_accused_by_its_own_node_alone_is_not() -> None:
     """And one observer is hearsay."""
     line = "NCCL WARN NET/IB : Got completion from peer n7<4791> with status=12"
-    told = [LogLine(text=line, node="n7", rank=rank, at=rank / 10) for rank in range(3)]
-    assert "peer-blamed" not in {fault.kind for fault in diagnose(see(told, HangLimits()), (), 8).secondary_failures}
-    told[0] = LogLine(text=line, node="n1", rank=0)
-    assert "peer-blamed" not in {fault.kind for fault in diagnose(see(told, HangLimits()), (), 8).secondary_failures}
+    lines = [LogLine(text=line, node="n7", rank=rank, at=rank / 10) for rank in range(3)]
+    assert "peer-blamed" not in {fault.kind for fault in diagnose(see(lines, HangLimits()), (), 8).secondary_failures}
+    lines[0] = LogLine(text=line, node="n1", rank=0)
+    assert "peer-blamed" not in {fault.kind for fault in diagnose(see(lines, HangLimits()), (), 8).secondary_failures}
 
 
 def test_last_output_is_matched_with_its_source() -> None:
@@ -188,9 +188,9 @@ def test_output_that_restates_the_exit_or_is_unspecific_is_omitted() -> None:
 def test_each_kind_is_reported_once_per_node() -> None:
     """Eight ranks that say the same are one witness."""
     message = "CUDA error: an illegal memory access was encountered"
-    told = said([an_error(f"n{rank // 8}", rank, at=rank / 10, type="RuntimeError", message=message) for rank in range(16)])
-    assert {fault.kind for fault in told} == {"cuda-illegal-address"}
-    assert [(fault.node, fault.rank) for fault in told] == [("n0", 0), ("n1", 8)]
+    reported = said([an_error(f"n{rank // 8}", rank, at=rank / 10, type="RuntimeError", message=message) for rank in range(16)])
+    assert {fault.kind for fault in reported} == {"cuda-illegal-address"}
+    assert [(fault.node, fault.rank) for fault in reported] == [("n0", 0), ("n1", 8)]
 
 
 @pytest.mark.parametrize(
@@ -216,5 +216,5 @@ def test_an_end_that_nothing_knows_is_kept_as_unknown_with_its_context(end: obje
 
 
 def test_the_families_of_secondary_failures_and_of_what_follows_the_step_do_not_overlap() -> None:
-    """What tells of a loss is never the script's."""
+    """What reports a loss is never the script's."""
     assert not {name for name in CATALOGUE if is_secondary(name) and follows_step(name)}

@@ -64,9 +64,9 @@ WHOLE = Whole(
 
 def test_every_form_comes_back() -> None:
     """A mapping that is no dict keeps its order in a database that sorts the keys of objects."""
-    told = json.loads(json.dumps(packed(WHOLE), sort_keys=True))
-    assert (told["by_rank"], told["in_order"], told["names"]) == ({"2": "two"}, [["z", [1]], ["a", []]], ["a", "b"])
-    back = unpacked(Whole, told)
+    encoded = json.loads(json.dumps(packed(WHOLE), sort_keys=True))
+    assert (encoded["by_rank"], encoded["in_order"], encoded["names"]) == ({"2": "two"}, [["z", [1]], ["a", []]], ["a", "b"])
+    back = unpacked(Whole, encoded)
     assert back == WHOLE
     assert list(back.in_order) == ["z", "a"]
 
@@ -74,9 +74,9 @@ def test_every_form_comes_back() -> None:
 def test_what_is_in_the_pool_is_one_object_again() -> None:
     """Equal values that are not the same object stay apart."""
     pool = Pool(Part)
-    told = json.loads(json.dumps(packed(WHOLE, pool)))
-    assert (told["part"], told["many"], len(pool.values)) == (0, [0, 1], 2)
-    back = unpacked(Whole, told, pool=pool)
+    encoded = json.loads(json.dumps(packed(WHOLE, pool)))
+    assert (encoded["part"], encoded["many"], len(pool.values)) == (0, [0, 1], 2)
+    back = unpacked(Whole, encoded, pool=pool)
     assert back.part is back.many[0] is PART
     assert back.many[1] is not PART
     for number in (2, -1, True, "0", {"name": "a"}):

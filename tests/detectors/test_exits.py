@@ -1,4 +1,4 @@
-"""How a worker ended, stood still or could not start: what each end is called."""
+"""How a worker ended, stopped or could not start: what each end is called."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def test_an_exception_in_the_output_speaks_where_no_report_does() -> None:
 
 def test_the_same_failure_has_one_signature_however_it_was_learned() -> None:
     """A worker started warm reports what one started cold prints, and Python leaves ``__main__`` away when it prints."""
-    told = WorkerException(type="__main__.Boom", message="x", traceback=TRACEBACK.replace("ValueError", "Boom"))
+    exception = WorkerException(type="__main__.Boom", message="x", traceback=TRACEBACK.replace("ValueError", "Boom"))
     printed = the_fault(an_end(code=1, output=TRACEBACK.replace("ValueError", "Boom")))
-    assert the_fault(an_end(code=1, raised=told)).signature == printed.signature
+    assert the_fault(an_end(code=1, raised=exception)).signature == printed.signature
 
 
 def test_a_traceback_does_not_explain_a_good_end() -> None:
@@ -231,7 +231,7 @@ def test_the_grace_of_a_stopped_worker_is_a_second_unless_the_job_says_otherwise
 
 
 def test_the_last_line_of_a_rank_is_no_evidence_of_who_killed_it() -> None:
-    """Unless it tells of trouble, or the rank ended by itself."""
+    """Unless it reports trouble, or the rank ended by itself."""
     notice = "step 12 loss 3.1\nreplica-lag: /dev/shm/x: 10 snapshots were left out by step 110"
     assert the_fault(an_end(signal=9, output=notice)).detail == ""
     assert the_fault(an_end(signal=15, output=notice)).detail == ""

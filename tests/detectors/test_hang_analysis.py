@@ -22,8 +22,12 @@ def work(number: int, name: str = "allreduce", *, way: str = "", size: int = 64,
 
 def member(*pending: PendingOperation, ranks: tuple[int, ...] = (0, 1, 2), name: str = "dp", **counts: Any) -> GroupProgress:
     """Return a rank's progress in a group: up to its pending operations, or as *counts* (``all``, ``to_1``, ``from_1``) say."""
-    told = {"all": "", **{f"to_{rank}": f"send>{rank}" for rank in range(4)}, **{f"from_{rank}": f"recv<{rank}" for rank in range(4)}}
-    begun = {one.way: one.number for one in pending} | {told[way]: number for way, number in counts.items()}
+    way_operations = {
+        "all": "",
+        **{f"to_{rank}": f"send>{rank}" for rank in range(4)},
+        **{f"from_{rank}": f"recv<{rank}" for rank in range(4)},
+    }
+    begun = {one.way: one.number for one in pending} | {way_operations[way]: number for way, number in counts.items()}
     return GroupProgress(name=name, ranks=ranks, counts=begun, pending=pending)
 
 
@@ -136,7 +140,7 @@ def test_two_that_disagree_have_no_majority() -> None:
 
 
 def test_ranks_that_wait_for_each_other_in_different_groups_are_a_deadlock() -> None:
-    """Nobody is waited for who does not wait: the circle is told, step by step."""
+    """Nobody is waited for who does not wait: the cycle is described, step by step."""
     one = status(member(work(3), ranks=(0, 1), name="a"), member(ranks=(0, 1), name="b", all=5))
     other = status(member(ranks=(0, 1), name="a", all=2), member(work(6), ranks=(0, 1), name="b"))
     fault = the_fault(quiet(one, other))

@@ -1,4 +1,4 @@
-"""What two looks at a node tell beside what one does, and what is told of what was not seen."""
+"""What two probes of a node show beside what one does, and what is reported of what was not seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loss tells of: jumps and standstill are seen, and noise, warm-up and what is only reported now and then are not."""
+"""What the loss shows: jumps and standstill are seen, and noise, warm-up and what is only reported now and then are not."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CLEAN: dict[str, Curve] = {
     "rising slowly": lambda noise, step: 1.0 + step / 400 + noise.gauss(0.0, 0.05),
     "converged": lambda noise, _step: 1e-6 * math.exp(noise.gauss(0.0, 0.3)),
     "of few values": lambda noise, _step: noise.choice([0.25, 0.5, 0.75, 1.0]),
-    "told every tenth step": lambda _noise, step: 3.0 - (step // 10) * 0.01,
-    "told every hundredth step": lambda _noise, step: 3.0 - (step // 100) * 0.01,
+    "reported every tenth step": lambda _noise, step: 3.0 - (step // 10) * 0.01,
+    "reported every hundredth step": lambda _noise, step: 3.0 - (step // 100) * 0.01,
     "constant from the first step": lambda _noise, _step: 1.0,
     "nought": lambda _noise, _step: 0.0,
 }
@@ -65,10 +65,10 @@ def test_too_few_losses_say_nothing() -> None:
 
 
 def test_one_spike_is_one_fault_while_it_lasts() -> None:
-    """Once it is what has been usual for long it is told no more, and the words that tell two apart are those of its begin."""
-    told = {fault.signature for last in range(3, 9) for fault in seen(run(*[9.0 + place / 100 for place in range(last)]))}
-    assert any(mentions(one, "loss-spike", "step 101") for one in told)
-    assert len(told) <= 6
+    """Once it is what has been usual for long it is reported no more, and the words that distinguish two are those of its begin."""
+    signatures = {fault.signature for last in range(3, 9) for fault in seen(run(*[9.0 + place / 100 for place in range(last)]))}
+    assert any(mentions(one, "loss-spike", "step 101") for one in signatures)
+    assert len(signatures) <= 6
     assert seen(run(*[9.0 + (place % 3) / 10 for place in range(80)])) == []
 
 

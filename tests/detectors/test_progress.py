@@ -1,4 +1,4 @@
-"""A job that stands still: the limit is the job's own, and nobody who has a reason to be quiet is accused."""
+"""A job without progress: the limit is the job's own, and nobody who has a reason to be quiet is accused."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ def test_several_liars_are_each_named() -> None:
 
 def test_a_diagnosis_says_until_when_they_were_equal() -> None:
     """And what there is to go back to."""
-    told = replace(copies("a", "a", "b"), equal_at=112, good="the newest checkpoint from before is that of step 100")
-    assert mentions(the_fault(told).quote, "step 112", "step 100")
+    evidence = replace(copies("a", "a", "b"), equal_at=112, good="the newest checkpoint from before is that of step 100")
+    assert mentions(the_fault(evidence).quote, "step 112", "step 100")
 
 
 def test_a_diagnosis_does_not_wait_for_the_checksums() -> None:

@@ -29,8 +29,8 @@ def raised(lost: bool = False, **facts: Any) -> object:  # noqa: FBT001, FBT002 
 
 def hang(at: float, age: float, ranks: list[str], behind: int) -> Progress:
     """Return that no rank has got on for *age* seconds, and that *behind* is a step behind the others."""
-    told = {rank: a_rank(node, step=40 - (rank == behind), age=age) for rank, node in enumerate(ranks)}
-    return Progress(at=at, ranks=told, step_seconds=(0.3,) * 8)
+    states = {rank: a_rank(node, step=40 - (rank == behind), age=age) for rank, node in enumerate(ranks)}
+    return Progress(at=at, ranks=states, step_seconds=(0.3,) * 8)
 
 
 MAKE: Final[dict[str, Callable[..., Any]]] = {
@@ -52,8 +52,8 @@ def faults_of(name: str) -> list[Fault]:
     rows = [dict(row) for row in SCENARIOS[name]["evidence"]]
     made = [MAKE[row.pop("what")](**row) for row in rows]
     evidence = [one for one in made if not isinstance(one, Fault)]
-    told = [one for one in made if isinstance(one, Fault)]
-    return [*see(evidence, HangLimits()), *told, *said(evidence)]
+    faults = [one for one in made if isinstance(one, Fault)]
+    return [*see(evidence, HangLimits()), *faults, *said(evidence)]
 
 
 def assess_health(name: str, faults: list[Fault]) -> Diagnosis:

@@ -1,4 +1,4 @@
-"""Stragglers, slow links, slow data and jobs that became slower: each is told from the others, and no clean run is accused."""
+"""Stragglers, slow links, slow data and jobs that became slower: each is distinguished from the others, and no clean run is accused."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Job:
         for _ in range(blocks):
             steps = [self.step() for _ in range(BLOCK)]
             for rank, timings in self.blocks.items():
-                told = [step[rank] for step in steps]
-                own, talk, data = (median(getattr(one, name) for one in told) for name in ("own", "talk", "data"))
+                times = [step[rank] for step in steps]
+                own, talk, data = (median(getattr(one, name) for one in times) for name in ("own", "talk", "data"))
                 timings.append(StepBreakdown(own=own, talk=talk, data=data))
         return self
 

@@ -1,4 +1,4 @@
-"""What agents tell a flow: whatever it is, the flow goes on, and no node speaks for the ranks of another."""
+"""What agents send a controller: whatever it is, the controller goes on, and no node speaks for the ranks of another."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ ABOUT: Final[Message] = {
 @some.composite
 def spoiled(draw: some.DrawFn, whole: Message) -> Message:
     """Draw *whole* with some of its fields missing, or holding something else, at any depth."""
-    told = dict(whole)
-    for name in draw(some.lists(some.sampled_from(sorted(told)), max_size=3)):
+    reply = dict(whole)
+    for name in draw(some.lists(some.sampled_from(sorted(reply)), max_size=3)):
         match draw(some.sampled_from(("out", "other", "within"))):
             case "out":
-                told.pop(name, None)
-            case "within" if isinstance(told.get(name), dict) and told[name]:
-                told[name] = draw(spoiled(told[name]))
+                reply.pop(name, None)
+            case "within" if isinstance(reply.get(name), dict) and reply[name]:
+                reply[name] = draw(spoiled(reply[name]))
             case _:
-                told[name] = draw(ANYTHING)
-    return told
+                reply[name] = draw(ANYTHING)
+    return reply
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +69,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobController]:
         yield made
 
 
-def hears(run: JobController, *told: tuple[str, Message]) -> None:
+def receive(run: JobController, *messages: tuple[str, Message]) -> None:
     """Have agents say something, and the flow take it in."""
-    for one in told:
+    for one in messages:
         run.agents.event_queue.put(one)
     run.pump(0.0)
 
@@ -85,9 +85,9 @@ def hears(run: JobController, *told: tuple[str, Message]) -> None:
 @example(name="worker.regrouped", facts={**FACTS, "seconds": {"meet": 0.1}})
 @example(name="steps", facts={"generation": 1, "steps": [[5]]})
 @example(name="worker.stepped", facts={**FACTS, "step": 2**70})
-def test_whatever_an_agent_tells_the_flow_goes_on_and_can_judge(run: JobController, name: str, facts: Message) -> None:
+def test_whatever_an_agent_sends_the_controller_can_decide(run: JobController, name: str, facts: Message) -> None:
     """What was believed can be explained, and goes into the history."""
-    hears(run, ("a", {"event": name, **facts}))
+    receive(run, ("a", {"event": name, **facts}))
     run.faults.all()
     run.checkpoints.snapshots.poll(run.generations.state, 5.0, training=True)
     run.generations.begin(1, dict(MEMBERSHIP), rank_table=run.generations.rank_table)
@@ -99,13 +99,13 @@ def test_no_node_speaks_for_the_ranks_of_another(run: JobController, name: str, 
     """Beats, ends and exceptions of a rank are believed from its own agent alone."""
     before = repr(run.generations.state.ranks[1]), list(run.generations.state.evidence)
     if name.startswith("worker."):
-        hears(run, ("a", {"event": name, **facts, "rank": 1}), ("a", {"event": "heartbeats", "generation": 1, "ranks": {"1": BEAT}}))
+        receive(run, ("a", {"event": name, **facts, "rank": 1}), ("a", {"event": "heartbeats", "generation": 1, "ranks": {"1": BEAT}}))
         assert (repr(run.generations.state.ranks[1]), run.generations.state.evidence) == before
         run.generations.begin(1, dict(MEMBERSHIP), rank_table=run.generations.rank_table)
 
 
 def test_an_agent_that_is_reached_late_and_knows_of_an_older_generation_has_the_recovery_decided_anew(run: JobController) -> None:
-    """It was presumed to be in the present one, of which the flow before did not live to tell it."""
+    """It was presumed to be in the present one, of which the flow before did not live to record it."""
     run.generations.begin(1, dict(MEMBERSHIP), rank_table=run.generations.rank_table)
     run.generations.state.unseen = {1}
     run.agents._late.put(("b", {**ABOUT, "generation": 1}))
@@ -117,25 +117,25 @@ def test_an_agent_that_is_reached_late_and_knows_of_an_older_generation_has_the_
     run.generations.begin(1, dict(MEMBERSHIP), rank_table=run.generations.rank_table)
 
 
-def test_nonsense_is_told_once_and_sense_is_heard_after_it(run: JobController) -> None:
+def test_invalid_messages_are_reported_once_and_others_read(run: JobController) -> None:
     """A remark names the node; the history took in all that was believed."""
     for rank in ({}, {"rank": "1"}, {"rank": 1}):
-        hears(run, ("b", {"event": "worker.hello", "generation": 1, **rank}))
+        receive(run, ("b", {"event": "worker.hello", "generation": 1, **rank}))
     assert run.generations.state.ranks[1].hello
     assert run.recorder.flush(10.0)
     assert len([one for one in queries.job_events(run.history, run.job.id) if mentions(one.text, "agent of b", "invalid event")]) == 1
 
 
 @SOCKETS
-@given(told=spoiled(ABOUT))
-def test_what_an_agent_says_of_itself_is_used_only_if_it_can_be(told: Message) -> None:
+@given(reply=spoiled(ABOUT))
+def test_what_an_agent_says_of_itself_is_used_only_if_it_can_be(reply: Message) -> None:
     """A flow that reattaches to a job reads these fields, of all agents together."""
     assert answer_error("about", ABOUT) == ""
-    if not answer_error("about", told):
-        assert max(told["generation"], told["since"]) >= 0
-        assert all(int(number) >= 0 and one.get("role") is not str for number, one in told["hot_spares"].items())
-        assert sum(rank for ranks in told["membership"].values() for rank in ranks) >= 0
-        assert all(len(tuple(address)) == 2 for address in (told.get("memory") or {}).get("to") or ())
+    if not answer_error("about", reply):
+        assert max(reply["generation"], reply["since"]) >= 0
+        assert all(int(number) >= 0 and one.get("role") is not str for number, one in reply["hot_spares"].items())
+        assert sum(rank for ranks in reply["membership"].values() for rank in ranks) >= 0
+        assert all(len(tuple(address)) == 2 for address in (reply.get("memory") or {}).get("to") or ())
 
 
 ANSWERED: Final[dict[str, Message]] = {
@@ -149,15 +149,15 @@ ANSWERED: Final[dict[str, Message]] = {
 }
 """What an honest agent answers to the orders of whose answers a flow reads more than that they were carried out."""
 READ: Final[dict[str, Callable[[Message], object]]] = {
-    "attach": lambda told: (told["agent"], int(told["since"])),
-    "prepare": lambda told: int((told.get("memory") or {}).get("port") or 0),
-    "port": lambda told: int(told["port"]),
-    "stored": lambda told: [
-        NodeSnapshots(node="a", **{name: one[name] for name in ANSWERED["stored"]["snapshots"][0]}) for one in told["snapshots"]
+    "attach": lambda reply: (reply["agent"], int(reply["since"])),
+    "prepare": lambda reply: int((reply.get("memory") or {}).get("port") or 0),
+    "port": lambda reply: int(reply["port"]),
+    "stored": lambda reply: [
+        NodeSnapshots(node="a", **{name: one[name] for name in ANSWERED["stored"]["snapshots"][0]}) for one in reply["snapshots"]
     ],
-    "living": lambda told: {rank for rank in told["ranks"] if told["generation"] == 1},
-    "token": lambda told: str(told["token"]),
-    "outbox-read": lambda told: [[one.get("table") for one in told["records"]], (told["next"] or 0) > 0],
+    "living": lambda reply: {rank for rank in reply["ranks"] if reply["generation"] == 1},
+    "token": lambda reply: str(reply["token"]),
+    "outbox-read": lambda reply: [[one.get("table") for one in reply["records"]], (reply["next"] or 0) > 0],
 }
 """How a flow reads them."""
 
@@ -183,15 +183,15 @@ def agent() -> Iterator[tuple[AgentClient, dict[str, Message]]]:
 
 
 @SOCKETS
-@given(told=some.sampled_from(sorted(ANSWERED)).flatmap(lambda verb: some.tuples(some.just(verb), spoiled(ANSWERED[verb]))))
-@example(told=("prepare", {"memory": [1]}))
-@example(told=("stored", {"snapshots": [{}]}))
+@given(reply=some.sampled_from(sorted(ANSWERED)).flatmap(lambda verb: some.tuples(some.just(verb), spoiled(ANSWERED[verb]))))
+@example(reply=("prepare", {"memory": [1]}))
+@example(reply=("stored", {"snapshots": [{}]}))
 def test_an_answer_to_an_order_can_be_read_or_is_the_nodes_trouble(
-    agent: tuple[AgentClient, dict[str, Message]], told: tuple[str, Message]
+    agent: tuple[AgentClient, dict[str, Message]], reply: tuple[str, Message]
 ) -> None:
     """As a flow reads it; what an honest agent says is understood."""
     channel, answers = agent
-    verb, facts = told
+    verb, facts = reply
     answers[verb] = ANSWERED[verb]
     assert READ[verb](channel.send_command(verb, seconds=60.0))
     answers[verb] = facts

@@ -46,13 +46,13 @@ def memory() -> int:
 
 def speak(port: int, data: bytes) -> bytes:
     """Send *data* to *port* and shut down the sending side; return the complete answer."""
-    heard = b""
+    received = b""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as line, contextlib.suppress(OSError):
         line.sendall(data)
         line.shutdown(socket.SHUT_WR)
         while more := line.recv(65536):
-            heard += more
-    return heard
+            received += more
+    return received
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +77,8 @@ def serves(mine: KvStore) -> None:
 def test_a_caller_without_the_token_gets_no_answer(server: tuple[KvServer, KvStore], data: bytes) -> None:
     """Unless it sends the token after all."""
     made, mine = server
-    heard = speak(made.port, data)
-    assert not heard or data.startswith(HELLO)
+    received = speak(made.port, data)
+    assert not received or data.startswith(HELLO)
     serves(mine)
 
 
@@ -183,7 +183,7 @@ def knock(body: bytes, length: int | None = None) -> bytes:
 
 
 HELLOS: Final = some.dictionaries(some.sampled_from(("token", "rank", "incarnation")), ANYTHING | some.just(TOKEN)).map(
-    lambda told: knock(json.dumps(told).encode())
+    lambda message: knock(json.dumps(message).encode())
 )
 
 

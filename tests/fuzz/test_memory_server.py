@@ -43,7 +43,7 @@ def node() -> Iterator[MemoryNode]:
 
 
 def unharmed(node: MemoryNode) -> None:
-    """Tell that the server lives, serves the job, and that what looks whole is whole."""
+    """Assert that the server lives, serves the job, and that what looks whole is whole."""
     assert node.process is not None
     assert node.process.poll() is None
     assert "rank-00003.0.snap" in RemoteMemstore(node.address, TOKEN, labels_seconds=30).labels()
@@ -58,21 +58,21 @@ def packed(message: object) -> bytes:
 
 @given(data=some.binary(max_size=200))
 @SOCKETS
-def test_a_stranger_is_told_nothing(node: MemoryNode, data: bytes) -> None:
+def test_a_stranger_learns_nothing(node: MemoryNode, data: bytes) -> None:
     """But who is asked: the server's own number."""
     with socket.create_connection(node.address, timeout=20) as line, contextlib.suppress(ConnectionError):
         line.sendall(data)
         line.shutdown(socket.SHUT_WR)
-        heard = b""
+        received = b""
         while more := line.recv(4096):
-            heard += more
-        assert heard[: len(HELLO)] == HELLO
-        assert len(heard) == len(HELLO) + 32
+            received += more
+        assert received[: len(HELLO)] == HELLO
+        assert len(received) == len(HELLO) + 32
     unharmed(node)
 
 
 def say(node: MemoryNode, data: bytes) -> None:
-    """Come in as one who knows the token, say *data* and hear what there is to hear."""
+    """Come in as one who knows the token, send *data* and read whatever comes."""
     with connect(node.address, TOKEN, seconds=20) as line, contextlib.suppress(OSError):
         line.socket.sendall(data)
         line.socket.shutdown(socket.SHUT_WR)

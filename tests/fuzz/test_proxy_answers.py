@@ -100,7 +100,7 @@ class FalseTransport:
         return "10.0.0.1"
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """There is nothing to close."""
 
 
 def asked(ask: Callable[[RemoteNodes], object], answer: Callable[[Message], bytes], interface: str | None = None) -> str:
@@ -115,10 +115,10 @@ def asked(ask: Callable[[RemoteNodes], object], answer: Callable[[Message], byte
     return ""
 
 
-def answering(verb: str, told: Message) -> Callable[[Message], bytes]:
+def answering(verb: str, reply: Message) -> Callable[[Message], bytes]:
     """Have a gate answer honestly to all orders but *verb*."""
     return lambda order: (
-        b"0 " + encode({"ok": True, **(told if order["do"] == verb else HONEST.get(order["do"], {})), "re": order.get("id")})
+        b"0 " + encode({"ok": True, **(reply if order["do"] == verb else HONEST.get(order["do"], {})), "re": order.get("id")})
     )
 
 
@@ -127,27 +127,27 @@ def spoiled(draw: some.DrawFn, whole: Any) -> Any:
     """Draw *whole* with something in it missing, or other than it was, at any depth."""
     if not isinstance(whole, (dict, list)) or not whole or draw(some.integers(0, 4)) == 0:
         return draw(ANYTHING | some.sampled_from([2**70, -1, "\0", "\ud800", "a\nb"]))
-    told, place = whole.copy(), draw(some.sampled_from(sorted(whole) if isinstance(whole, dict) else range(len(whole))))
-    if isinstance(told, dict) and draw(some.booleans()) and draw(some.booleans()):
-        del told[place]
+    reply, place = whole.copy(), draw(some.sampled_from(sorted(whole) if isinstance(whole, dict) else range(len(whole))))
+    if isinstance(reply, dict) and draw(some.booleans()) and draw(some.booleans()):
+        del reply[place]
     else:
-        told[place] = draw(spoiled(told[place]))
-    return told
+        reply[place] = draw(spoiled(reply[place]))
+    return reply
 
 
 @SOCKETS
 @given(
-    told=some.sampled_from(sorted(HONEST)).flatmap(
+    reply=some.sampled_from(sorted(HONEST)).flatmap(
         lambda verb: some.tuples(some.just(verb), spoiled(HONEST[verb]).filter(lambda one: isinstance(one, dict)))
     ),
     interface=some.sampled_from([None, "10.0.0.0/8"]),
     ok=some.sampled_from([True, True, True, False, 1]),
 )
-@example(told=("select-node", {**HONEST["select-node"], "interfaces": 5}), interface=None, ok=True)
-@example(told=("fence", {"why": [], "errno": []}), interface=None, ok=False)
-def test_whatever_a_gate_answers_it_is_a_value_or_the_nodes_trouble(told: tuple[str, Message], interface: str | None, ok: object) -> None:
+@example(reply=("select-node", {**HONEST["select-node"], "interfaces": 5}), interface=None, ok=True)
+@example(reply=("fence", {"why": [], "errno": []}), interface=None, ok=False)
+def test_whatever_a_gate_answers_it_is_a_value_or_the_nodes_trouble(reply: tuple[str, Message], interface: str | None, ok: object) -> None:
     """All that is asked of it, with the answer to one order spoiled, or a no that says nothing of use."""
-    verb, facts = told
+    verb, facts = reply
     answer = answering(verb, {**facts, "ok": ok})
     for ask in ASK.values():
         asked(ask, answer, interface)
@@ -156,7 +156,7 @@ def test_whatever_a_gate_answers_it_is_a_value_or_the_nodes_trouble(told: tuple[
 
 
 def test_an_honest_gate_is_understood() -> None:
-    """Every order that has an answer of its own is among those that are spoiled; a gate may tell more than is known."""
+    """Every order that has an answer of its own is among those that are spoiled; a gate may answer more than is known."""
     assert HONEST.keys() == ANSWERS.keys()
     for name, ask in ASK.items():
         assert asked(ask, lambda order: answering("", {})({**order}).replace(b'"ok":', b'"more":[1],"ok":')) == "", name

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 def test_sound_gpus_pass() -> None:
-    """Each tells its speed and how much of its memory was tried."""
+    """Each reports its speed and how much of its memory was tried."""
     checks = matrix.gpu(4.0, 0.2)
     assert [one.mark for one in checks] == [CheckMark.PASSED] * torch.cuda.device_count(), checks
     assert all(one.figures["bfloat16 TFLOP/s"] > 1 for one in checks)

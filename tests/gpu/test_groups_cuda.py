@@ -82,13 +82,13 @@ def _move(rank: int, port: int, folder: str, device: str) -> None:
         images,
     ]
     if rank == 0:
-        told, size = state_transfer.send(inner, 1, tensors, 0, 1)
+        digest, size = state_transfer.send(inner, 1, tensors, 0, 1)
     else:
         for one in tensors:
             one.zero_()
-        told, size = state_transfer.receive(inner, 0, tensors, 0, 1)()
+        digest, size = state_transfer.receive(inner, 0, tensors, 0, 1)()
     sums: list[Any] = [one.double().sum().item() for one in tensors]
-    Path(folder, str(rank)).write_text(repr((told, size, sums)))
+    Path(folder, str(rank)).write_text(repr((digest, size, sums)))
     inner.close()
 
 
@@ -120,11 +120,11 @@ def test_an_optimizer_that_counts_on_its_device_continues_there(device: str, set
         trainings.append(Training(model=model, optimizers=[optimizer]))
     tensors, rest = trainings[0].transferable_state()
     trainings[1].load_state(rest, {key: one.clone() for key, one in tensors.items()})
-    told = []
+    results = []
     for one in trainings:
         one.optimizers[0].zero_grad()
         one.model(torch.ones(2, 4, device=device)).sum().backward()
         one.optimizers[0].step()
         states = [state["step"] for state in one.optimizers[0].state.values()]
-        told.append(([value.tolist() for value in one.model.state_dict().values()], [(step.item(), step.device) for step in states]))
-    assert told[0] == told[1]
+        results.append(([value.tolist() for value in one.model.state_dict().values()], [(step.item(), step.device) for step in states]))
+    assert results[0] == results[1]

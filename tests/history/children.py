@@ -1,4 +1,4 @@
-"""What other processes do to a history: each function runs in a child, told by lines on stdin, telling by lines on stdout."""
+"""What other processes do to a history: each function runs in a child, commanded by lines on stdin, answering by lines on stdout."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Child:
         """Return its process id."""
         return self.process.pid
 
-    def tell(self, line: str = "") -> None:
+    def send(self, line: str = "") -> None:
         """Send it a line."""
         assert self.process.stdin is not None
         print(line, file=self.process.stdin, flush=True)
 
-    def hear(self) -> str:
+    def receive(self) -> str:
         """Return its next line; an ended child says nothing more."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().rstrip("\n")
@@ -60,7 +60,7 @@ class Child:
 
 
 def say(line: object) -> None:
-    """Tell the test a line."""
+    """Send the test a line."""
     print(line, flush=True)
 
 
@@ -74,21 +74,21 @@ def write_steps(url: str, job: str, count: str) -> None:
 
 
 def count_steps(url: str, job: str) -> None:
-    """Say on each line how many steps there are, until told to stop."""
+    """Say on each line how many steps there are, until stdin ends."""
     history = History.open(url, create=False)
     for line in sys.stdin:
         say(len(queries.steps(history, line.strip() or job)))
 
 
 def read_and_close(url: str) -> None:
-    """Read as `holdfast status` does, and tell how much there was only when the history is closed again."""
+    """Read as `holdfast status` does, and say how much there was only when the history is closed again."""
     history = History.open(url, create=False)
     found = len(queries.jobs(history))
     history.close()
     say(f"jobs {found}")
 
 
-def open_when_told(url: str) -> None:
+def open_at_the_signal(url: str) -> None:
     """Open the history at the signal; say whether it worked."""
     say("ready")
     sys.stdin.readline()
@@ -100,17 +100,17 @@ def open_when_told(url: str) -> None:
 
 
 def lock_file(path: str, statement: str) -> None:
-    """Hold an SQLite file by *statement* until told."""
+    """Hold an SQLite file by *statement* until a line comes."""
     raw = sqlite3.connect(path, isolation_level=None, timeout=10)
     raw.execute(statement)
     say("locked")
     sys.stdin.readline()
     raw.close()
-    say("let go")
+    say("unlocked")
 
 
 def race_for_leases(url: str, name: str) -> None:
-    """For each job id told, try to take its lease and say its epoch, or that it is refused."""
+    """For each job id received, try to take its lease and say its epoch, or that it is refused."""
     history = History.open(url, patience=15)
     say("ready")
     for line in sys.stdin:
@@ -121,7 +121,7 @@ def race_for_leases(url: str, name: str) -> None:
 
 
 def hold_lease(url: str, job_id: str, job_name: str) -> None:
-    """Take a lease, keep it until told, then release it; say when it is lost."""
+    """Take a lease, keep it until a line comes, then release it; say when it is lost."""
     history = History.open(url)
     lease = acquire(history, a_job(job_name, id=job_id), holder="child")
     with LeaseRenewer(history, lease, lambda taker: say(f"lost to {taker}")):

@@ -170,12 +170,12 @@ def test_concurrent_processes_use_no_number_twice_and_keep_the_limit(
     """Each takes out, takes back and cordons as fast as it can; the record is as if they had taken turns."""
     children = [child("speak_of_nodes", history_url, name, "12") for name in ("one", "two")]
     for one in children:
-        assert one.hear() == "ready"
+        assert one.receive() == "ready"
     for one in children:
-        one.tell()
-    told = [one.hear() for one in children]
-    assert all(line.startswith("most ") for line in told), told
-    assert max(int(line.split()[1]) for line in told) in {1, 2}, "programs take out a quarter of eight at most"
+        one.send()
+    lines = [one.receive() for one in children]
+    assert all(line.startswith("most ") for line in lines), lines
+    assert max(int(line.split()[1]) for line in lines) in {1, 2}, "programs take out a quarter of eight at most"
     now = time.time()
     for name in PLACE.names:
         rows, moved = record.history_of(history, "c", name), service_moves(history, "c", name)

@@ -16,10 +16,10 @@ def swept(history: History, node: str, at: float, reading: NodeReading | None) -
     """Keep what a sweep found of one node."""
     before = latest_health(history, "c").get(node, KnownHealth())
     found = reading or UnansweredProbe(times=3, why="refused")
-    told = assess_health(NodeProbe(node=node, at=at, seconds=0.1, found=found), before.assessment, before.reading)
-    change = health_change(before.assessment, told)
-    save_sweep(history, "c", {node: told}, [change] if change else [], {node: reading} if reading else {})
-    return told
+    assessment = assess_health(NodeProbe(node=node, at=at, seconds=0.1, found=found), before.assessment, before.reading)
+    change = health_change(before.assessment, assessment)
+    save_sweep(history, "c", {node: assessment}, [change] if change else [], {node: reading} if reading else {})
+    return assessment
 
 
 def test_a_sweep_is_known_to_the_next_one(history: History) -> None:

@@ -221,28 +221,28 @@ def test_a_fresh_file_locked_by_another_process_is_named(tmp_path: Path, child: 
     """A program that locks the file and does not release it."""
     path = tmp_path / "history.db"
     locker = child("lock_file", str(path), statement)
-    assert locker.hear() == "locked"
+    assert locker.receive() == "locked"
     before = snapshot(tmp_path)
     with pytest.raises(HistoryLocked) as caught:
         History.open(url_of(path), patience=0.2)
     assert caught.value.url == url_of(path)
     assert snapshot(tmp_path) == before
-    locker.tell()
-    assert locker.hear() == "let go"
+    locker.send()
+    assert locker.receive() == "unlocked"
     History.open(url_of(path)).close()
 
 
-def test_a_history_locked_by_another_process_is_read_and_its_writer_told(tmp_path: Path, child: StartChild) -> None:
+def test_a_locked_history_is_read_and_its_writer_is_named(tmp_path: Path, child: StartChild) -> None:
     """In WAL mode a writer never stops a reader; a second writer waits its patience and says who is in the way."""
     path = filled(tmp_path / "history.db")
     locker = child("lock_file", str(path), "BEGIN EXCLUSIVE")
-    assert locker.hear() == "locked"
+    assert locker.receive() == "locked"
     history = History.open(url_of(path), patience=0.2)
     assert len(queries.jobs(history)) == 1
     with pytest.raises(HistoryLocked), history.session() as session:
         session.add(a_job())
-    locker.tell()
-    assert locker.hear() == "let go"
+    locker.send()
+    assert locker.receive() == "unlocked"
     with history.session() as session:
         session.add(a_job())
     assert len(queries.jobs(history)) == 2
@@ -253,13 +253,13 @@ def test_an_open_waits_for_a_lock_that_goes(tmp_path: Path, child: StartChild) -
     """A lock for less than our patience is no trouble."""
     path = tmp_path / "history.db"
     locker = child("lock_file", str(path), "BEGIN EXCLUSIVE")
-    assert locker.hear() == "locked"
-    opener = child("open_when_told", url_of(path))
-    assert opener.hear() == "ready"
-    opener.tell()
-    locker.tell()
-    assert locker.hear() == "let go"
-    assert opener.hear() == "opened 0"
+    assert locker.receive() == "locked"
+    opener = child("open_at_the_signal", url_of(path))
+    assert opener.receive() == "ready"
+    opener.send()
+    locker.send()
+    assert locker.receive() == "unlocked"
+    assert opener.receive() == "opened 0"
 
 
 def test_a_history_of_a_newer_holdfast_is_refused(history_url: str) -> None:
@@ -284,7 +284,7 @@ def test_a_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("user", "database", "told"),
+    ("user", "database", "expected"),
     [
         ("guarded:s3cr3t", "postgres", r'password authentication failed for user "guarded"\. Fix the password or the user'),
         ("guarded", "postgres", r"no password supplied\. Give the password"),
@@ -294,13 +294,13 @@ def test_a_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
         ("barred", "postgres", r'pg_hba.conf rejects connection .*user "barred".*\. Allow this host'),
     ],
 )
-def test_who_is_not_let_in_is_told_why_with_the_cure(postgres: PostgresServer, user: str, database: str, told: str) -> None:
-    """The server runs: nobody is told to start it, and nothing waits for it."""
+def test_refused_access_names_reason_and_cure(postgres: PostgresServer, user: str, database: str, expected: str) -> None:
+    """The server runs: no message says to start it, and nothing waits for it."""
     with psycopg.connect(host=str(postgres.folder), user="holdfast", dbname="postgres") as admin:
         for role in ("guarded LOGIN PASSWORD 'another'", "nologin NOLOGIN", "barred LOGIN"):
             name = role.partition(" ")[0]
             admin.execute(f"DO $$ BEGIN CREATE ROLE {role}; EXCEPTION WHEN duplicate_object THEN ALTER ROLE {name}; END $$".encode())
-    with pytest.raises(HistoryAccessDenied, match=told) as caught:
+    with pytest.raises(HistoryAccessDenied, match=expected) as caught:
         History.open(postgres.url(database).replace("holdfast@", f"{user}@"))
     assert "Start the database" not in str(caught.value)
     assert "s3cr3t" not in str(caught.value)
@@ -308,7 +308,7 @@ def test_who_is_not_let_in_is_told_why_with_the_cure(postgres: PostgresServer, u
 
 
 def test_a_server_that_has_no_connection_left_is_named_with_its_own_cure(postgres: PostgresServer) -> None:
-    """It runs: nobody is told to start it. Of a role's limit, and of the server's own, which is found by taking all that there are."""
+    """It runs: no message says to start it. Of a role's limit, and of the server's own, which is found by taking all that there are."""
     with ExitStack() as held:
         first = held.enter_context(psycopg.connect(host=str(postgres.folder), user="holdfast", dbname="postgres", autocommit=True))
         first.execute("CREATE ROLE crowded LOGIN CONNECTION LIMIT 0")

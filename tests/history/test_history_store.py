@@ -60,10 +60,10 @@ def test_a_process_that_opens_a_history_twice_keeps_its_locks(tmp_path: Path, ch
     first, second = History.open(url), History.open(url)
     try:
         assert (tmp_path / "history.db-wal").stat().st_size == 0, "nothing was written since: both look at the file itself"
-        assert child("read_and_close", url).hear() == "jobs 0"
+        assert child("read_and_close", url).receive() == "jobs 0"
         with first.session() as session:
             session.add(a_job(id="j1"))
-        assert child("read_and_close", url).hear() == "jobs 1"
+        assert child("read_and_close", url).receive() == "jobs 1"
     finally:
         second.close()
         first.close()
@@ -82,16 +82,16 @@ def test_writers_and_readers_in_many_processes_get_along(history_url: str, child
     """Three processes write at once while a fourth reads: all that was committed is there."""
     count = 40
     writers = [child("write_steps", history_url, f"job{number}", str(count)) for number in range(3)]
-    assert [writer.hear() for writer in writers] == ["1"] * 3  # all are at it
+    assert [writer.receive() for writer in writers] == ["1"] * 3  # all are at it
     reader = child("count_steps", history_url, "job0")
     seen: list[int] = []
     while not seen or seen[-1] < count:
         assert writers[0].process.poll() in {None, 0}
-        reader.tell()
-        seen.append(int(reader.hear()))
+        reader.send()
+        seen.append(int(reader.receive()))
     assert seen == sorted(seen)
     for writer in writers:
-        assert [writer.hear() for _ in range(count - 1)][-1] == str(count)
+        assert [writer.receive() for _ in range(count - 1)][-1] == str(count)
         assert writer.process.wait() == 0
     history = History.open(history_url, create=False)
     assert [len(queries.steps(history, f"job{number}")) for number in range(3)] == [count] * 3
@@ -102,13 +102,13 @@ def test_a_writer_killed_in_the_middle_loses_nothing_it_had_committed(history_ur
     """Kill -9 between two commits leaves a database that can be read and has what the writer had reported."""
     for number in range(3):
         writer = child("write_steps", history_url, f"job{number}", "1000000")
-        told = 0
-        while told < 20:
-            told = int(writer.hear())
+        committed = 0
+        while committed < 20:
+            committed = int(writer.receive())
         writer.kill()
         history = History.open(history_url)
         found = [step.step for step in queries.steps(history, f"job{number}")]
-        assert len(found) >= told
+        assert len(found) >= committed
         assert found == list(range(1, len(found) + 1))
         with history.session() as session:
             session.add(a_job())
@@ -121,11 +121,11 @@ def test_a_writer_killed_in_the_middle_loses_nothing_it_had_committed(history_ur
 
 def test_processes_that_open_a_fresh_database_at_once_all_succeed(history_url: str, child: StartChild) -> None:
     """One makes the tables, the others wait for it."""
-    several = [child("open_when_told", history_url) for _ in range(4)]
-    assert {one.hear() for one in several} == {"ready"}
+    several = [child("open_at_the_signal", history_url) for _ in range(4)]
+    assert {one.receive() for one in several} == {"ready"}
     for one in several:
-        one.tell()
-    assert [one.hear() for one in several] == ["opened 0"] * 4
+        one.send()
+    assert [one.receive() for one in several] == ["opened 0"] * 4
 
 
 def test_threads_that_open_a_fresh_database_at_once_all_succeed(history_url: str) -> None:
@@ -159,7 +159,7 @@ def test_a_reader_sees_an_empty_history_where_there_is_none_and_the_real_one_lat
 def test_an_open_needs_no_alembic_once_the_tables_are_there(history_url: str, child: StartChild) -> None:
     """Every CLI command opens the history: it may load neither Alembic nor torch nor Prefect for that."""
     History.open(history_url).close()
-    loaded = json.loads(child("say_modules", history_url).hear())["modules"]
+    loaded = json.loads(child("say_modules", history_url).receive())["modules"]
     assert not {"alembic", "torch", "prefect", "mako"} & set(loaded)
     assert ("psycopg" in loaded) == history_url.startswith("postgresql")
 
@@ -222,8 +222,8 @@ def test_a_password_is_never_shown(url: str) -> None:
     """Messages go to logs, whether the address can be read or not; the host stays in them."""
     with pytest.raises(HistoryUnreachable) as caught:
         History.open(url, patience=2)
-    told = str(caught.value)
-    assert ("s3c" in told, "ret" in told, "***" in told, "127.0.0.1" in told) == (False, False, True, True)
+    message = str(caught.value)
+    assert ("s3c" in message, "ret" in message, "***" in message, "127.0.0.1" in message) == (False, False, True, True)
 
 
 def test_ids_of_a_process_grow_even_when_the_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:

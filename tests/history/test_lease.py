@@ -104,12 +104,12 @@ def test_of_two_racing_processes_exactly_one_gets_the_lease(history_url: str, ch
     """Many rounds: first takers of the same job, and of the same name."""
     history = History.open(history_url)
     racers = [child("race_for_leases", history_url, name) for name in ("left", "right")]
-    assert [racer.hear() for racer in racers] == ["ready"] * 2
+    assert [racer.receive() for racer in racers] == ["ready"] * 2
     for number in range(40):
         ids = [new_id()] * 2 if number % 2 else [new_id(), new_id()]
         for racer, job_id in zip(racers, ids, strict=True):
-            racer.tell(job_id)
-        assert sorted(racer.hear() for racer in racers) == ["1", "refused"]
+            racer.send(job_id)
+        assert sorted(racer.receive() for racer in racers) == ["1", "refused"]
         with history.session(immediate=True) as session:  # leave the name free for the next round
             for job_id in ids:
                 if lease := session.get(Lease, job_id):
@@ -121,12 +121,12 @@ def test_racers_for_an_expired_lease_get_the_next_epoch_once(history_url: str, c
     """Both find the old holder gone."""
     history = History.open(history_url)
     racers = [child("race_for_leases", history_url, name) for name in ("left", "right")]
-    assert [racer.hear() for racer in racers] == ["ready"] * 2
+    assert [racer.receive() for racer in racers] == ["ready"] * 2
     job = a_job("raced")
     for epoch in range(1, 30):
         for racer in racers:
-            racer.tell(job.id)
-        assert sorted(racer.hear() for racer in racers) == [str(epoch), "refused"]
+            racer.send(job.id)
+        assert sorted(racer.receive() for racer in racers) == [str(epoch), "refused"]
         forge(history, job.id, epoch=epoch, expires_at=0.0)
     history.close()
 
@@ -136,7 +136,7 @@ def test_a_killed_holder_is_replaced_at_once_on_its_host(history_url: str, child
     history = History.open(history_url)
     job = a_job()
     holder = child("hold_lease", history_url, job.id, job.name)
-    assert holder.hear() == "1"
+    assert holder.receive() == "1"
     with pytest.raises(JobAlreadyRunning):
         acquire(history, job, holder="me")
     holder.kill()
@@ -151,7 +151,7 @@ def test_a_zombie_holder_is_dead(history_url: str, child: StartChild) -> None:
     history = History.open(history_url)
     job = a_job()
     parent = child("hold_lease_in_a_zombie", history_url, job.id, job.name)
-    assert parent.hear() == "dead"
+    assert parent.receive() == "dead"
     assert row_of(history, job.id).expires_at > time.time()
     assert acquire(history, job, holder="me").epoch == 2
     history.close()
@@ -254,11 +254,11 @@ def test_a_renewer_renews_and_releases(history_url: str, child: StartChild) -> N
     history = History.open(history_url)
     job = a_job()
     holder = child("hold_lease", history_url, job.id, job.name)
-    assert holder.hear() == "1"
+    assert holder.receive() == "1"
     first = row_of(history, job.id).expires_at
     wait_until(lambda: row_of(history, job.id).expires_at > first + 2, seconds=60)
-    holder.tell()
-    assert holder.hear() == "released"
+    holder.send()
+    assert holder.receive() == "released"
     assert acquire(history, job, holder="me").epoch == 2
     history.close()
 

@@ -116,11 +116,11 @@ def test_every_revision_keeps_the_rows_of_those_before(history_url: str) -> None
 
 def test_of_two_processes_that_find_no_tables_one_makes_them(history_url: str, child: Callable[..., Child]) -> None:
     """The other one waits; both then see what is in them."""
-    children = [child("open_when_told", history_url) for _ in range(2)]
-    assert [one.hear() for one in children] == ["ready"] * 2
+    children = [child("open_at_the_signal", history_url) for _ in range(2)]
+    assert [one.receive() for one in children] == ["ready"] * 2
     for one in children:
-        one.tell()
-    assert [one.hear() for one in children] == ["opened 0"] * 2
+        one.send()
+    assert [one.receive() for one in children] == ["opened 0"] * 2
 
 
 @pytest.mark.parametrize("revision", ["0016", "0100", "0101"])

@@ -53,10 +53,10 @@ def away(history: History, history_url: str, request: pytest.FixtureRequest) -> 
         server.start()
         return
     locker = Child("lock_file", history_url.removeprefix("sqlite:///"), "BEGIN EXCLUSIVE")
-    assert locker.hear() == "locked"
+    assert locker.receive() == "locked"
     yield
-    locker.tell()
-    assert locker.hear() == "let go"
+    locker.send()
+    assert locker.receive() == "unlocked"
     locker.end()
 
 

@@ -75,7 +75,7 @@ class Host:
 
     @property
     def kernel_log(self) -> Path:
-        """Return what it takes for `/dev/kmsg`. The machine's own tells of what other tests do to its disks and networks."""
+        """Return what it takes for `/dev/kmsg`. The machine's own has what other tests do to its disks and networks."""
         return self.place / "kmsg"
 
     def log(self, text: str, level: int = 3) -> None:
@@ -324,8 +324,8 @@ class Host:
         ]
         with (self.place / "link").open("wb") as log:
             self.links.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True))
-        told = self.place / "link"
-        wait_until(lambda: b"ready" in told.read_bytes() or self.links[0].poll() is not None, seconds=60, explain=told.read_text)
+        output = self.place / "link"
+        wait_until(lambda: b"ready" in output.read_bytes() or self.links[0].poll() is not None, seconds=60, explain=output.read_text)
         ip([f"link del {self.cable}"], self.network.switch)
         ip([f"link set {outer} netns {self.network.switch} name {self.cable}"])
         ip([f"link set {self.cable} master switch", f"link set {self.cable} up"], self.network.switch)

@@ -137,7 +137,7 @@ class HostJob:
         move = queries.state_of(self.history, live[0].id) if live else None
         return move.after if move else ""
 
-    def told(self, words: str) -> bool:
+    def has_event(self, words: str) -> bool:
         """Return whether a remark with these *words* is on record."""
         return any(words in one.text for one in queries.job_events(self.history, self.row.id))
 

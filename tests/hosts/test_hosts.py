@@ -41,7 +41,7 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
         yield rack
 
 
-def told(rack: Rack, host: Host, *words: str) -> str:
+def output_of(rack: Rack, host: Host, *words: str) -> str:
     """Run a command by SSH; return what it says, or what is wrong."""
     done = subprocess.run([*rack.login, host.address, *words], capture_output=True, text=True, check=False)
     return done.stdout.strip() or done.stderr
@@ -60,22 +60,24 @@ def test_a_host_has_a_name_processes_memory_and_a_home_of_its_own(rack: Rack) ->
     """What programs take for a machine is one."""
     Path("/dev/shm/of-the-machine").touch()
     try:
-        words = told(rack, rack[1], "hostname; pwd; ls /dev/shm; ls /sys/class/net; ps -e | wc -l; cat /proc/sys/kernel/random/boot_id")
+        words = output_of(
+            rack, rack[1], "hostname; pwd; ls /dev/shm; ls /sys/class/net; ps -e | wc -l; cat /proc/sys/kernel/random/boot_id"
+        )
     finally:
         Path("/dev/shm/of-the-machine").unlink()
     name, home, *devices, processes, boot = words.splitlines()
     assert (name, home, devices) == ("n1", str(rack[1].home), ["eth0", "lo"])
     assert int(processes) < 10
     rack[1].power_cycle()
-    assert told(rack, rack[1], "cat", str(BOOT)) not in {boot, BOOT.read_text().strip()}
+    assert output_of(rack, rack[1], "cat", str(BOOT)) not in {boot, BOOT.read_text().strip()}
 
 
 def test_a_host_has_a_kernel_log_of_its_own(rack: Rack) -> None:
-    """What one logs, the others do not hear, nor this machine; and a boot empties it."""
+    """What one logs, the others do not get, nor this machine; and a boot empties it."""
     rack[1].log("nvme nvme0: controller is down")
-    assert [told(rack, host, "cat", "/dev/kmsg").partition(";")[2] for host in rack] == ["", "nvme nvme0: controller is down", ""]
+    assert [output_of(rack, host, "cat", "/dev/kmsg").partition(";")[2] for host in rack] == ["", "nvme nvme0: controller is down", ""]
     rack[1].power_cycle()
-    assert told(rack, rack[1], "cat", "/dev/kmsg") == ""
+    assert output_of(rack, rack[1], "cat", "/dev/kmsg") == ""
 
 
 def test_a_host_can_be_cut_off_from_some_and_in_one_direction(rack: Rack) -> None:
@@ -101,7 +103,7 @@ def test_a_host_can_be_cut_off_from_some_and_in_one_direction(rack: Rack) -> Non
 
 
 def test_a_host_without_power_says_nothing_and_comes_back_empty(rack: Rack) -> None:
-    """A connection hears nothing of a loss of power, but of a kernel that goes down."""
+    """A connection gets nothing at a loss of power, but of a kernel that goes down."""
     host = rack[2]
     for silent in (True, False):
         host.run("touch", "/dev/shm/lost")
@@ -118,11 +120,11 @@ def test_a_host_without_power_says_nothing_and_comes_back_empty(rack: Rack) -> N
         assert not reaches(rack[0], host.address)
         host.power_on()
         host.serve()
-        assert told(rack, host, "ls /dev/shm; hostname") == "n2"
+        assert output_of(rack, host, "ls /dev/shm; hostname") == "n2"
 
 
 def test_links_can_be_slow_lossy_and_reset(rack: Rack) -> None:
-    """Delay, rate and loss are measured by what comes through, a reset by what the connection hears."""
+    """Delay, rate and loss are measured by what comes through, a reset by what the connection sees."""
     host = rack[0]
     host.lose(0.5)
     lost = [not reaches(host, rack.address) for _ in range(12)]
@@ -141,7 +143,7 @@ def test_links_can_be_slow_lossy_and_reset(rack: Rack) -> None:
     slow = host.run("ping", "-qc1", rack.address)
     assert float(slow.rsplit("=", 1)[1].split("/")[1]) >= 400
     host.heal()
-    assert told(rack, host, "hostname") == "n0"
+    assert output_of(rack, host, "hostname") == "n0"
 
 
 def test_a_host_that_hangs_answers_pings_and_nothing_else(rack: Rack) -> None:
@@ -154,7 +156,7 @@ def test_a_host_that_hangs_answers_pings_and_nothing_else(rack: Rack) -> None:
         with pytest.raises(TimeoutError):
             connection.recv(100)
     host.thaw()
-    assert told(rack, host, "hostname") == "n0"
+    assert output_of(rack, host, "hostname") == "n0"
 
 
 def test_hosts_go_with_who_made_them(rack: Rack, tmp_path: Path) -> None:

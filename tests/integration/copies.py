@@ -38,5 +38,5 @@ with holdfast.session(model=model, optimizer=optimizer, schedulers=decay, data=l
         time.sleep(pace)
         step.end(loss)
 if session.rank == 0:
-    told = hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.state_dict().values())).hexdigest()
-    Path(sys.argv[2]).write_text(json.dumps([session.steps_done, session.loss, session.extra["seen"], told]))
+    digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.state_dict().values())).hexdigest()
+    Path(sys.argv[2]).write_text(json.dumps([session.steps_done, session.loss, session.extra["seen"], digest]))

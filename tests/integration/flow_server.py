@@ -120,17 +120,17 @@ def main() -> int:
     children = Children()
     for line in sys.stdin:
         order = json.loads(line)
-        told: dict[str, Any] = {}
+        answer: dict[str, Any] = {}
         if "spec" in order:
             pid = os.fork()
             if not pid:
                 become(order["log"], order["environment"])
                 end(flow_program.main([order["spec"]], training_job))
             children.begun(pid)
-            told = {"pid": pid}
+            answer = {"pid": pid}
         else:
-            told = children.ended()
-        sys.stdout.write(json.dumps(told) + "\n")
+            answer = children.ended()
+        sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
     return 0
 

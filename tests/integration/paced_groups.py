@@ -95,7 +95,7 @@ def regroup(order: dict[str, Any]) -> bool:
     return True
 
 
-def heard() -> None:
+def carry_out_orders() -> None:
     """Carry out the orders that have come, at the boundary of two steps."""
     global switch, prepared
     while (order := next_order(0)) is not None:
@@ -165,7 +165,7 @@ def orders_allow() -> bool:
 
 
 def line_roles() -> list[list[int]]:
-    """Return the roles that this hot spare was told of."""
+    """Return the roles that this hot spare received."""
     roles: list[list[int]] = json.loads(env["HOLDFAST_ROLES"])
     return roles
 
@@ -186,7 +186,7 @@ else:
     line.resumed(step, kept if step else None)
 done = 0
 while step < given.steps:
-    heard()
+    carry_out_orders()
     if switch is not None:
         change_over()
     begin = time.monotonic()

@@ -53,5 +53,5 @@ with holdfast.session(model=model, optimizer=optimizer, data=loader) as session:
         time.sleep(0.02)  # long enough that a node is lost in the middle
         step.end(mean)
         if session.steps_done == step.number:  # it counts, and is none of a warm-up
-            with (folder / f"computed-{generation}-{os.getpid()}").open("a") as told:
-                told.write(json.dumps([step.number, mean.item(), computed]) + "\n")
+            with (folder / f"computed-{generation}-{os.getpid()}").open("a") as out:
+                out.write(json.dumps([step.number, mean.item(), computed]) + "\n")

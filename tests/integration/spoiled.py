@@ -45,5 +45,5 @@ with holdfast.session(model=model, optimizer=optimizer, data=loader) as session:
         time.sleep(given.pace)
         step.end(loss)
 if session.rank == 0:
-    told = hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.state_dict().values())).hexdigest()
-    given.result.write_text(json.dumps([session.steps_done, session.loss, loader.consumed, told]))
+    digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.state_dict().values())).hexdigest()
+    given.result.write_text(json.dumps([session.steps_done, session.loss, loader.consumed, digest]))

@@ -82,7 +82,7 @@ def test_agents_that_remember_more_flows_than_a_restored_history_are_adopted_by_
 
 
 @pytest.mark.long
-def test_a_flow_whose_output_nobody_reads_any_more_steers_on(stage: Stage) -> None:
+def test_a_flow_whose_output_nobody_reads_any_more_goes_on(stage: Stage) -> None:
     """As after the end of the Prefect worker that started it: rich takes that for a wish to end, in each thread with something to say."""
     play = stage.play("unread", args=ENDLESS, **TWO)
     play.steps_to(3)
@@ -208,7 +208,7 @@ def test_a_second_flow_is_refused_and_harms_nothing(stage: Stage) -> None:
 
 @pytest.mark.long
 def test_an_agent_without_a_flow_ends_with_its_workers_when_the_lease_runs_out(stage: Stage) -> None:
-    """No flow, no training for ever: what nobody steers must not hold nodes."""
+    """No flow, no training for ever: what no controller runs must not hold nodes."""
     play = stage.play("lease", args=ENDLESS, **TWO, timeouts={"lease": "2s"})
     play.steps_to(5)
     play.dies()

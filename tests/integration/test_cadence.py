@@ -15,7 +15,7 @@ SAVES = (
     f"if rank == 0 and step % int({EVERY}) == 0: "
     f"wish = line.may_commit(step).every; line.saved(step, f'/c/{{step}}', 0.001, 1); {EVERY} = str(wish or {EVERY})"
 )
-"""The paced script writes no real checkpoint, but asks for leave and tells of one whenever one is due, as the runtime does."""
+"""The paced script writes no real checkpoint, but asks for leave and reports one whenever one is due, as the runtime does."""
 
 
 def test_a_recovery_takes_the_cadence_that_the_measured_figures_ask_for(stage: Stage) -> None:
@@ -33,9 +33,9 @@ def test_a_recovery_takes_the_cadence_that_the_measured_figures_ask_for(stage: S
     assert [one.step for one in saved if one.generation == 1] == [40, 80, 120]
     after = [one.step or 0 for one in saved if one.generation == 2]
     assert len(after) > 1
-    told = [one.text for one in queries.job_events(stage.history, play.job.id) if "on a checkpoint every" in one.text]
-    assert mentions(told[0], "generation 1", "every 40 steps", "0 save(s)", 3)
-    assert mentions(told[1], "generation 2", "before: 40", "1 ms")
+    texts = [one.text for one in queries.job_events(stage.history, play.job.id) if "on a checkpoint every" in one.text]
+    assert mentions(texts[0], "generation 1", "every 40 steps", "0 save(s)", 3)
+    assert mentions(texts[1], "generation 2", "before: 40", "1 ms")
 
 
 def test_a_running_job_goes_over_to_the_measured_cadence_with_a_save(stage: Stage) -> None:
@@ -50,6 +50,6 @@ def test_a_running_job_goes_over_to_the_measured_cadence_with_a_save(stage: Stag
     assert 700 not in saved
     (only,) = queries.generations(stage.history, play.job.id)
     assert (only.facts or {})["every"] == 400
-    told = [one.text for one in queries.job_events(stage.history, play.job.id) if "on a checkpoint every" in one.text]
-    assert mentions(told[1], "next save", "every 400 steps", "before: 100", "1 ms")
-    assert len(told) == 2
+    texts = [one.text for one in queries.job_events(stage.history, play.job.id) if "on a checkpoint every" in one.text]
+    assert mentions(texts[1], "next save", "every 400 steps", "before: 100", "1 ms")
+    assert len(texts) == 2

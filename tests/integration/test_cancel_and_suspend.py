@@ -57,7 +57,7 @@ class Desk:
 
     def flow_processes(self) -> list[str]:
         """Return the processes that run flows for this desk's workers, living or dead."""
-        return [told for told in leftovers(self.server.home) if "prefect.engine" in told]
+        return [line for line in leftovers(self.server.home) if "prefect.engine" in line]
 
     def kills_the_worker(self) -> None:
         """End the worker by SIGKILL; the processes of its flow runs live on."""
@@ -114,8 +114,8 @@ class Run:
     @property
     def state(self) -> dict[str, Any]:
         """Return the state of the flow run."""
-        (told,) = self.desk.asks("flow_runs/filter", flow_runs={"id": {"any_": [self.id]}})
-        found: dict[str, Any] = told["state"]
+        (run,) = self.desk.asks("flow_runs/filter", flow_runs={"id": {"any_": [self.id]}})
+        found: dict[str, Any] = run["state"]
         return found
 
     def is_set(self, kind: str, name: str, **details: Any) -> None:
@@ -174,8 +174,8 @@ class Run:
 
     def lines(self, least: int = 0) -> list[str]:
         """Return what the flow run's log says at *least* of that level."""
-        told = self.desk.asks("logs/filter", logs={"flow_run_id": {"any_": [self.id]}, "level": {"ge_": least}}, sort="TIMESTAMP_ASC")
-        return [str(one["message"]) for one in told]
+        records = self.desk.asks("logs/filter", logs={"flow_run_id": {"any_": [self.id]}, "level": {"ge_": least}}, sort="TIMESTAMP_ASC")
+        return [str(one["message"]) for one in records]
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +256,7 @@ def test_a_suspended_job_releases_its_nodes_and_the_same_job_continues_when_it_i
 def test_a_fault_while_a_job_is_being_suspended_is_not_fatal(desk: Desk) -> None:
     """A rank is killed in the moment of suspending: the job is suspended all the same, and continues."""
     run = desk.submits("faulty")
-    run.chaos.stop(1)  # the job stands still, and is to be diagnosed in a moment
+    run.chaos.stop(1)  # the job makes no progress, and is to be diagnosed in a moment
     run.suspends()
     run.chaos.kill(1)
     run.job_reaches("SUSPENDED")
@@ -405,8 +405,8 @@ class OwnServer:
         def is_set() -> bool:
             if not found:
                 found.extend(httpx.post(f"{self.url}/flow_runs/filter", json=body, timeout=30).json())
-            told = {"state": {"type": kind, "name": state, "state_details": details}, "force": kind == "RUNNING"}
-            answer = httpx.post(f"{self.url}/flow_runs/{found[0]['id']}/set_state", json=told, timeout=30)
+            request = {"state": {"type": kind, "name": state, "state_details": details}, "force": kind == "RUNNING"}
+            answer = httpx.post(f"{self.url}/flow_runs/{found[0]['id']}/set_state", json=request, timeout=30)
             return answer.is_success and answer.json()["status"] == "ACCEPT"
 
         wait_until(is_set, seconds=SECONDS)

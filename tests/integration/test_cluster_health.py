@@ -29,7 +29,7 @@ cluster_health(LocalCluster(name="checked", nodes=3), sweeps=2, every=0.01)
 """
 
 
-def test_nodes_are_shown_and_only_changes_are_told(prefect_server: PrefectServer) -> None:
+def test_nodes_are_shown_and_only_changes_reported(prefect_server: PrefectServer) -> None:
     """Two sweeps a run, two runs; between these one node is switched off. A node that stays as it is causes no event."""
     nodes = LocalNodes("checked", prefect_server.home / "clusters/checked", 3)
     run(prefect_server)
@@ -47,7 +47,7 @@ def test_nodes_are_shown_and_only_changes_are_told(prefect_server: PrefectServer
     said = [one["state"]["message"] for one in tasks]
     assert all(said), "each says what it did"
     assert any(one_line_mentions(one, "2 of 3", "node-1") for one in said)
-    assert any(words.startswith("node-1: ") for words in said), "the change is told where it was found"
+    assert any(words.startswith("node-1: ") for words in said), "the change is reported where it was found"
 
     pages = asked(prefect_server, "artifacts/filter", artifacts={"key": {"any_": ["checked-nodes"]}}, sort="CREATED_DESC")
     table = json.loads(pages[0]["data"])
@@ -59,8 +59,8 @@ def test_nodes_are_shown_and_only_changes_are_told(prefect_server: PrefectServer
 
     wait_until(lambda: unreachable(prefect_server), seconds=60)
     with closing(History.open(f"sqlite:///{prefect_server.home / 'history.db'}", create=False)) as history:
-        told = [(one.node, one.after) for one in health_changes(history, "checked")]
-        assert told.count(("node-1", "unreachable")) == 1
+        changes = [(one.node, one.after) for one in health_changes(history, "checked")]
+        assert changes.count(("node-1", "unreachable")) == 1
         assert health_by_node(history, "checked")["node-1"].status == "unreachable"
     assert len(unreachable(prefect_server)) == 1
 

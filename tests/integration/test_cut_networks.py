@@ -39,7 +39,7 @@ Begin = Callable[..., AbstractContextManager[HostJob]]
 DETACHED = 6
 """Exit status of a flow that detached from its job."""
 EVERY = 10
-"""Steps between two checkpoints; the agent of rank 0 tells of them."""
+"""Steps between two checkpoints; the agent of rank 0 reports them."""
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +69,8 @@ def job(rack: Rack, prefect_server: PrefectServer, tmp_path_factory: pytest.Temp
         yield job
 
 
-def told_after(job: HostJob, step: int) -> list[int]:
-    """Return the checkpoints after *step* that the history knows of: those that were written, as any rank may tell of a trouble."""
+def checkpoints_after(job: HostJob, step: int) -> list[int]:
+    """Return the checkpoints after *step* that the history knows of: those that were written, as any rank may report a trouble."""
     return [
         one.step for one in queries.checkpoints(job.history, job.row.id) if one.step is not None and one.step > step and not one.problem
     ]
@@ -87,10 +87,10 @@ def test_a_host_that_only_the_orchestrator_misses_trains_on(job: HostJob, direct
         job.until(lambda: job.step() >= begun + UNHEARD, "steps meanwhile")
         assert host.lost() > 0, "the cut took nothing"
         if direction != "in":
-            assert not told_after(job, begun), "the flow heard of it all the same"
+            assert not checkpoints_after(job, begun), "the controller got it all the same"
     finally:
         host.heal()
-    job.until(lambda: told_after(job, begun), f"the checkpoints after step {begun} in the history")
+    job.until(lambda: checkpoints_after(job, begun), f"the checkpoints after step {begun} in the history")
     assert job.incidents() == [], job.log()
     assert "replica-lost" not in {one.kind for one in queries.faults(job.history, job.row.id)}, "it keeps what it kept"
     assert job.generation().number == number
@@ -105,27 +105,27 @@ def deaf(rack: Rack, job: HostJob, direction: Direction = "both") -> Iterator[No
         host.cut("orchestrator", direction)
     try:
         yield
-        job.until(lambda: said(job, "no message from any node") == silences + 1, "a flow that knows that it hears nobody")
+        job.until(lambda: said(job, "no message from any node") == silences + 1, "a controller that knows that it is cut off")
     finally:
         for host in rack:
             host.heal()
-    job.until(lambda: said(job, "nodes can be reached again") == ends + 1, "a flow that hears them again")
+    job.until(lambda: said(job, "nodes can be reached again") == ends + 1, "a controller that reaches them again")
 
 
-def test_a_flow_that_hears_no_host_is_relieved_by_a_standby_that_reaches_them(
+def test_a_partitioned_controller_is_replaced_by_a_standby_that_reaches_hosts(
     rack: Rack, job: HostJob, prefect_server: PrefectServer
 ) -> None:
-    """Nobody has died, and nothing is an incident: who hears the hosts steers, and mends what happens next. Then it goes back."""
+    """Nobody has died, and nothing is an incident: who reaches the hosts runs the job and recovers it. Then it goes back."""
     job.settles()
     before, known, flow, host = job.chaos.ranks(), len(job.incidents()), job.flows[-1], job.spare()
-    with steered_from(rack, job, host, prefect_server) as standby:
+    with standby_on(rack, job, host, prefect_server) as standby:
         for one in rack:
             one.cut("orchestrator")
         try:
             assert flow.wait(120) == DETACHED, job.log()
-            job.until(lambda: said(job, f"the standby controller on {host.name} controls"), "a standby that steers")
+            job.until(lambda: said(job, f"the standby controller on {host.name} controls"), "a standby that controls")
             assert sum(mentions(one.text, f"on {host.name}", "3 of 3") for one in queries.job_events(job.history, job.row.id)) == 1
-            all_told(job)
+            all_steps_recorded(job)
         finally:
             for one in rack:
                 one.heal()
@@ -142,7 +142,7 @@ def test_a_flow_that_hears_no_host_is_relieved_by_a_standby_that_reaches_them(
 
 
 @contextmanager
-def steered_from(rack: Rack, job: HostJob, host: Host, prefect: PrefectServer) -> Iterator[subprocess.Popen[bytes]]:
+def standby_on(rack: Rack, job: HostJob, host: Host, prefect: PrefectServer) -> Iterator[subprocess.Popen[bytes]]:
     """Have a standby on *host*, which reaches the Prefect server by a tunnel that no cut from the orchestrator is about."""
     port, home = urlsplit(prefect.url).port, job.place / "elsewhere"
     home.mkdir()
@@ -166,21 +166,21 @@ def said(job: HostJob, words: str) -> int:
     return sum(words in one.text for one in queries.job_events(job.history, job.row.id))
 
 
-def all_told(job: HostJob) -> None:
+def all_steps_recorded(job: HostJob) -> None:
     """Wait until the history has all steps that were made until now."""
     newest = job.step()
     job.until(lambda: {one.step for one in queries.curve(job.history, job.row.id)} >= set(range(1, newest + 1)), "all steps in the history")
 
 
 @pytest.mark.parametrize("direction", ["both", "in", "out"])
-def test_an_orchestrator_that_hears_no_host_at_all_leaves_the_job_alone(rack: Rack, job: HostJob, direction: Direction) -> None:
-    """It cannot know whether ranks stand still, and could not mend it if they did. Training goes on; the history gets all of it later."""
+def test_an_orchestrator_that_reaches_no_host_leaves_the_job_alone(rack: Rack, job: HostJob, direction: Direction) -> None:
+    """It cannot know whether ranks have stopped, and could not restart them. Training goes on; the history gets all of it later."""
     job.settles()
     before, known, begun = job.chaos.ranks(), len(job.incidents()), job.step()
     with deaf(rack, job, direction):
         job.until(lambda: job.step() >= begun + 2 * UNHEARD, "steps meanwhile")
         job.until(lambda: "it reaches no node of the job" in job.person("status", job.name), "a status that says so")
-    all_told(job)
+    all_steps_recorded(job)
     assert {one.kind for one in queries.faults(job.history, job.row.id)} & {"controller-partitioned", "replica-lost"} == {
         "controller-partitioned"
     }
@@ -188,7 +188,7 @@ def test_an_orchestrator_that_hears_no_host_at_all_leaves_the_job_alone(rack: Ra
     assert job.chaos.ranks() == before
 
 
-def test_what_a_host_logs_while_nobody_hears_it_is_told_later_of_it_alone(job: HostJob) -> None:
+def test_what_a_partitioned_host_logs_is_reported_later_of_it_alone(job: HostJob) -> None:
     """Its kernel's words wait in the agent's journal, with the time at which they were said."""
     job.settles()
     known, host = len(job.incidents()), job.host_of(1)
@@ -215,7 +215,7 @@ def logged(job: HostJob) -> list[FaultRecord]:
 
 
 def test_a_flow_that_takes_over_while_it_can_reach_no_host_waits_for_them(rack: Rack, job: HostJob) -> None:
-    """It knows from the history alone who trains, and hears of it once the way is mended."""
+    """It knows from the history alone who trains, and learns the rest once the path is restored."""
     job.settles()
     before, known, begun = job.chaos.ranks(), len(job.incidents()), job.step()
     with deaf(rack, job):
@@ -224,13 +224,13 @@ def test_a_flow_that_takes_over_while_it_can_reach_no_host_waits_for_them(rack: 
         flow = job.start()
         job.until(lambda: job.step() >= begun + 2 * UNHEARD, "steps meanwhile")
     assert flow.poll() is None, job.log()
-    all_told(job)
+    all_steps_recorded(job)
     assert len(job.incidents()) == known, job.log()
     assert job.chaos.ranks() == before
 
 
 def test_a_recovery_that_comes_to_its_deadline_unheard_is_waited_for(rack: Rack, job: HostJob) -> None:
-    """The take-over was ordered and may have begun; who hears nobody does not decide anew."""
+    """The take-over was ordered and may have begun; who reaches nobody does not decide anew."""
     job.settles()
     known, before = len(job.incidents()), job.chaos.ranks()
     (job.place / "hang-1").touch()  # the rank, and then the hot spare that takes its place
@@ -268,14 +268,14 @@ def test_a_flow_that_takes_over_while_a_host_is_cut_off_waits_for_it(job: HostJo
         assert flow.poll() is None, job.log()
     finally:
         host.heal()
-    job.until(lambda: job.told(f"the agent of {host.name} is reachable again"), "the agent of the host")
-    all_told(job)
+    job.until(lambda: job.has_event(f"the agent of {host.name} is reachable again"), "the agent of the host")
+    all_steps_recorded(job)
     assert len(job.incidents()) == known, job.log()
     assert job.chaos.ranks() == before
 
 
 def test_a_flow_that_takes_over_after_a_host_was_lost_gives_its_rank_to_another(job: HostJob) -> None:
-    """Nobody has ever spoken with that host's agent: that the others stand still is what tells that it is gone."""
+    """Nobody has ever spoken with that host's agent: that the others have stopped is what shows that it is gone."""
     job.settles()
     host, known = job.host_of(2), len(job.incidents())
     job.flows[-1].kill()
@@ -285,8 +285,8 @@ def test_a_flow_that_takes_over_after_a_host_was_lost_gives_its_rank_to_another(
         job.start()
         job.until(lambda: len(job.incidents()) > known and all(one.outcome for one in job.incidents()), "the end of the incident")
         (incident,) = job.incidents()[known:]
-        told = (incident.kind, incident.action, incident.outcome, incident.steps_lost)
-        assert told == ("node-lost", "replace-ranks", "recovered", 0), incident.reason
+        facts = (incident.kind, incident.action, incident.outcome, incident.steps_lost)
+        assert facts == ("node-lost", "replace-ranks", "recovered", 0), incident.reason
         job.runs()
     finally:
         host.heal()
@@ -327,7 +327,7 @@ def test_a_recovery_that_a_dead_flow_had_ordered_goes_on_while_a_host_cannot_be_
     assert {rank: seen[rank] for rank in stay} == {rank: during[rank] for rank in stay}, "survivors stay in their processes"
     if way == "cut":
         assert job.generation().number == number, job.log()
-        job.until(lambda: job.told(f"the agent of {host.name} is reachable again"), "the agent of the host")
+        job.until(lambda: job.has_event(f"the agent of {host.name} is reachable again"), "the agent of the host")
         assert job.chaos.ranks() == during
     else:
         assert job.generation().number == number + 1, job.log()
@@ -417,8 +417,8 @@ def test_a_host_that_only_its_peers_miss_is_named_by_them_and_gives_way(job: Hos
         job.until(lambda: len(job.incidents()) > known and all(one.outcome for one in job.incidents()), "the end of the incident")
         assert host.lost() > 0, "the cut took nothing"
         (incident,) = job.incidents()[known:]
-        told = (incident.kind, incident.target, incident.action, incident.outcome, incident.steps_lost)
-        assert told == ("node-partitioned", f"node {host.name}", "replace-ranks", "recovered", 0), f"{incident.reason}\n{job.log()}"
+        facts = (incident.kind, incident.target, incident.action, incident.outcome, incident.steps_lost)
+        assert facts == ("node-partitioned", f"node {host.name}", "replace-ranks", "recovered", 0), f"{incident.reason}\n{job.log()}"
         job.runs()
         after = job.chaos.ranks()
         assert host.name not in {one.node for one in after.values()}
@@ -433,7 +433,7 @@ def test_a_host_that_only_its_peers_miss_is_named_by_them_and_gives_way(job: Hos
 
 @pytest.mark.parametrize("direction", ["in", "out"])
 def test_a_host_that_is_cut_off_from_all_in_one_direction_gives_way(job: HostJob, direction: Direction) -> None:
-    """It hears nobody and is heard, or the other way round: no connection lives long either way. Another takes its rank."""
+    """It receives nothing and is received, or the other way round: no connection lives long either way. Another takes its rank."""
     job.settles()
     before, host, known = job.chaos.ranks(), job.host_of(1), len(job.incidents())
     there = {rank for rank, one in before.items() if one.node == host.name}  # earlier tests may have left it two
@@ -458,7 +458,7 @@ def test_a_host_that_is_cut_off_from_all_in_one_direction_gives_way(job: HostJob
 
 
 def test_two_hosts_that_do_not_reach_each_other_train_no_longer_together(job: HostJob) -> None:
-    """All others reach both, so nobody can tell whose doing it is. One gives its place to the spare host, with no grave word against it."""
+    """All others reach both, so nobody knows whose fault it is. One gives its place to the spare host, with no grave word against it."""
     job.settles()
     before, one, other, known = job.chaos.ranks(), job.host_of(0), job.host_of(1), len(job.incidents())
     one.cut([other])
@@ -466,8 +466,8 @@ def test_two_hosts_that_do_not_reach_each_other_train_no_longer_together(job: Ho
         job.until(lambda: len(job.incidents()) > known and all(one.outcome for one in job.incidents()), "the end of the incident")
         assert one.lost() > 0, "the cut took nothing"
         (incident,) = job.incidents()[known:]
-        told = (incident.kind, incident.action, incident.outcome, incident.steps_lost)
-        assert told == ("pairwise-partition", "replace-ranks", "recovered", 0), f"{incident.reason}\n{job.log()}"
+        facts = (incident.kind, incident.action, incident.outcome, incident.steps_lost)
+        assert facts == ("pairwise-partition", "replace-ranks", "recovered", 0), f"{incident.reason}\n{job.log()}"
         job.runs()
         after = job.chaos.ranks()
         assert not {one.name, other.name} <= {placed.node for placed in after.values()}
@@ -509,7 +509,7 @@ def test_a_slow_link_to_all_hosts_holds_up_no_step(rack: Rack, begun: Begin) -> 
                 assert rack.held_back() > 0, "the link held nothing back"
             finally:
                 rack.limit(None)
-            all_told(slow)
+            all_steps_recorded(slow)
             assert not slow.incidents(), slow.log()
             assert slow.chaos.ranks() == before
             assert not said(slow, f"spare {slow.spare().name} is lost"), "what is spare stays so"
@@ -535,13 +535,13 @@ def test_ranks_that_were_given_up_and_need_nobody_else_train_on_and_save_nothing
             lone.until(lambda: max(steps(lone)) > known + 10, "further checkpoints")
         finally:
             host.heal()
-        told = (host.home / "hf/jobs/lone/logs/rank-0.log").read_text()
-        assert one_line_mentions(told, "generation 1", "generation 2")
+        output = (host.home / "hf/jobs/lone/logs/rank-0.log").read_text()
+        assert one_line_mentions(output, "generation 1", "generation 2")
         assert {lone.generation().number, *(number for step, number in steps(lone).items() if step > known)} == {2}
 
 
 def test_the_only_host_of_a_job_is_replaced_where_others_of_the_cluster_answer(begun: Begin) -> None:
-    """No agent is left to be heard, but nodes that have nothing to do with the job tell that the way to it is not cut."""
+    """No agent is left to be reached, but nodes that have nothing to do with the job show that the path to it is not cut."""
     with begun("sole", {"interval": 5}, {"nnodes": 1, "nproc_per_node": 2}) as sole:
         sole.settles()
         host = sole.host_of(0)
@@ -595,7 +595,7 @@ def test_a_job_that_needs_two_hosts_which_do_not_reach_each_other_waits_until_th
         assert set(apart.generation().ranks) == {host.name for host in apart.rack}
 
 
-def test_a_job_that_nobody_hears_is_known_to_stand_once_the_lease_of_its_agents_is_over(rack: Rack, begun: Begin) -> None:
+def test_an_unreachable_job_counts_as_stopped_once_the_lease_of_its_agents_ends(rack: Rack, begun: Begin) -> None:
     """By then they have ended their ranks; the job goes on from its checkpoint as soon as a host can be reached."""
     with begun("brief", {"interval": 5}, {"nnodes": 1, "nproc_per_node": 2}, timeouts={"lease": "8s"}) as brief:
         brief.settles()

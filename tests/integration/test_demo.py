@@ -26,16 +26,16 @@ def test_the_demo_breaks_a_job_three_times_and_proves_that_nothing_was_lost(pref
         timeout=690,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    told = json.loads(result.read_text())
-    assert told["bit_equal"] is True
-    assert told["steps"] == 100
-    assert [one["kind"] for one in told["incidents"]] == ["worker-sigkill", "worker-stopped", "node-lost"]
-    assert [one["action"] for one in told["incidents"]] == ["replace-ranks"] * 3
-    assert all(one["reason"] and one["downtime_s"] > one["detect_s"] > 0 for one in told["incidents"])
-    assert all(one["steps_lost"] <= 1 for one in told["incidents"])
-    assert [one["source"] for one in told["incidents"]] == ["surviving ranks"] * 3
-    assert all(one["snapshot_age"] is not None for one in told["incidents"])
-    assert told["snapshots"]["interval_steps"] >= 1
-    assert 0 < told["snapshots"]["overlapped"] <= 1
-    assert Path(told["report"]).read_text().lower().startswith("<!doctype html>")
+    output = json.loads(result.read_text())
+    assert output["bit_equal"] is True
+    assert output["steps"] == 100
+    assert [one["kind"] for one in output["incidents"]] == ["worker-sigkill", "worker-stopped", "node-lost"]
+    assert [one["action"] for one in output["incidents"]] == ["replace-ranks"] * 3
+    assert all(one["reason"] and one["downtime_s"] > one["detect_s"] > 0 for one in output["incidents"])
+    assert all(one["steps_lost"] <= 1 for one in output["incidents"])
+    assert [one["source"] for one in output["incidents"]] == ["surviving ranks"] * 3
+    assert all(one["snapshot_age"] is not None for one in output["incidents"])
+    assert output["snapshots"]["interval_steps"] >= 1
+    assert 0 < output["snapshots"]["overlapped"] <= 1
+    assert Path(output["report"]).read_text().lower().startswith("<!doctype html>")
     assert one_line_mentions(ran.stdout, "100 steps", "equal")

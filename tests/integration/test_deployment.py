@@ -60,8 +60,8 @@ def worker(prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFacto
     log = place / "worker.log"
     # The worker's folder is not the checkout: the flow is found as a module, installed or (PYTHONPATH) not.
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
-    told = {"PREFECT_WORKER_QUERY_SECONDS": "1", "PYTHONPATH": str(ROOT), "HOLDFAST_LOG": "json"}
-    environment = prefect_server.environment | told | RETRIES
+    variables = {"PREFECT_WORKER_QUERY_SECONDS": "1", "PYTHONPATH": str(ROOT), "HOLDFAST_LOG": "json"}
+    environment = prefect_server.environment | variables | RETRIES
     with log.open("wb") as out:
         child = subprocess.Popen(
             command, cwd=place, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
@@ -179,12 +179,12 @@ def test_deployed_flows_run_to_their_end(prefect_server: PrefectServer, deployed
     assert move is not None
     assert move.after == "COMPLETED"
     lines = worker.read_text()[before:].splitlines()
-    told = [json.loads(line) for line in lines if line.startswith("{")]  # the worker's own lines are Prefect's
-    moves = [one["facts"]["after"] for one in told if one.get("event") == "job.moved" and one["facts"]["job"] == "deployed"]
+    records = [json.loads(line) for line in lines if line.startswith("{")]  # the worker's own lines are Prefect's
+    moves = [one["facts"]["after"] for one in records if one.get("event") == "job.moved" and one["facts"]["job"] == "deployed"]
     # as short a job may end while its flow still waits for the last rank to start
     assert moves in (["RUNNING", "COMPLETED"], ["COMPLETED"]), worker.read_text()
-    ends = {one["pid"]: one["message"] for one in told if one["logger"] == "prefect.flow_runs" and "Completed" in one["message"]}
-    assert {one["pid"] for one in told if one.get("event") == "job.moved"} < ends.keys(), worker.read_text()
+    ends = {one["pid"]: one["message"] for one in records if one["logger"] == "prefect.flow_runs" and "Completed" in one["message"]}
+    assert {one["pid"] for one in records if one.get("event") == "job.moved"} < ends.keys(), worker.read_text()
     assert any("1 node in" in message for message in ends.values()), worker.read_text()
 
 
@@ -239,9 +239,7 @@ def test_a_mistake_in_a_deployed_flows_parameters_ends_it_in_words(prefect_serve
     assert (run["state_type"], run["run_count"]) == ("FAILED", 1), "it was done again: a site's default of retries is not for our flows"
 
 
-def test_a_flow_that_a_worker_runs_lets_go_of_its_job_and_the_next_run_adopts_it(
-    prefect_server: PrefectServer, deployed: str, worker: Path
-) -> None:
+def test_a_flow_that_a_worker_runs_detaches_and_the_next_run_reattaches(prefect_server: PrefectServer, deployed: str, worker: Path) -> None:
     """The rank notices nothing; Prefect shows the first run as cancelled with the reason, and the second one brings the job to its end."""
     done = worker.parent / "done"
     script = f"import time, pathlib\nwhile not pathlib.Path({str(done)!r}).exists(): time.sleep(0.1)\nprint('trained')"
@@ -276,7 +274,7 @@ def ended(server: PrefectServer, run: str) -> tuple[str, ...]:
 
 
 def id_in(said: str) -> str:
-    """Return the id of the run that `prefect deployment run` told of."""
+    """Return the id of the run that `prefect deployment run` printed."""
     return said.partition("UUID: ")[2].split()[0]
 
 

@@ -24,14 +24,14 @@ ONE = {"OMP_NUM_THREADS": "1"}
 
 
 def begun(play: Play) -> None:
-    """Wait until the job has told who holds copies of what."""
+    """Wait until the job has reported who holds copies of what."""
 
-    def told() -> bool:
+    def has_copies() -> bool:
         newest = queries.newest_generation(play.stage.history, play.job.id)
         return newest is not None and bool((newest.facts or {}).get("copies"))
 
     play.steps_to(3)
-    wait_until(told, seconds=60, explain=play.log)
+    wait_until(has_copies, seconds=60, explain=play.log)
 
 
 def test_without_a_spare_the_living_go_on_in_their_processes_until_the_node_is_back(stage: Stage) -> None:
@@ -58,9 +58,9 @@ def test_without_a_spare_the_living_go_on_in_their_processes_until_the_node_is_b
     wait_until(lambda: play.chaos.step() > seen + 3, seconds=60, explain=play.log)
     assert {rank: pid for rank, pid in play.pids().items() if rank} == {rank: before[rank] for rank in (1, 2)}
     assert len(play.incidents()) == 1, play.log()
-    told = [move.reason for move in queries.transitions(stage.history, play.job.id) if move.event == "moved"]
-    assert len(told) == 1
-    assert mentions(told[0], "rank 0", node, "3 of 3 ranks")
+    reasons = [move.reason for move in queries.transitions(stage.history, play.job.id) if move.event == "moved"]
+    assert len(reasons) == 1
+    assert mentions(reasons[0], "rank 0", node, "3 of 3 ranks")
 
     play.stops()
 
@@ -73,7 +73,7 @@ def computed(folder: Path) -> dict[int, tuple[float, list[list[list[int]]]]]:
         for line in path.read_text().splitlines():
             step, loss, samples = json.loads(line)
             found.setdefault(step, {}).setdefault(generation, (loss, []))[1].append(samples)
-    return {step: told[max(told)] for step, told in sorted(found.items())}
+    return {step: by_generation[max(by_generation)] for step, by_generation in sorted(found.items())}
 
 
 @pytest.mark.timeout(240)
@@ -120,9 +120,9 @@ def test_under_torchs_own_groups_a_job_starts_again_on_fewer_nodes_and_on_more_w
     beside.replace(stage.home / "last-step")
     assert play.ends() == 0, play.log()
     assert len(play.incidents()) == 1, play.log()
-    told = [move.reason for move in queries.transitions(stage.history, play.job.id) if move.event == "moved"]
-    assert len(told) == 1
-    assert mentions(told[0], node, "3 ranks")
+    reasons = [move.reason for move in queries.transitions(stage.history, play.job.id) if move.event == "moved"]
+    assert len(reasons) == 1
+    assert mentions(reasons[0], node, "3 ranks")
 
     alone(script, last, tmp_path, ranks=3)
     whole, mine = computed(tmp_path), computed(stage.home)

@@ -42,7 +42,7 @@ if generation == 1 and step == 9 or generation == 2 and step == 14 + (rank == 0)
 """
 
 
-def test_a_section_an_exception_a_hang_and_a_stopped_rank_are_told_apart(stage: Stage) -> None:
+def test_a_section_an_exception_a_hang_and_a_stopped_rank_differ(stage: Stage) -> None:
     """One job goes through them: the section costs nothing, each of the others one restart."""
     play = stage.play("apart", args=["--steps", "40", "--each", ONE_AFTER_THE_OTHER], **TWO, timeouts={"hang": "2s"})
     play.steps_to(1)
@@ -87,7 +87,7 @@ def test_a_script_that_fails_on_all_nodes_at_once_is_stopped_without_a_retry(sta
 
 
 @pytest.mark.long
-def test_a_rank_that_is_let_go_on_within_the_grace_is_no_fault(stage: Stage) -> None:
+def test_a_rank_that_goes_on_within_the_grace_is_no_fault(stage: Stage) -> None:
     """A debugger that stops a rank for a moment costs nothing."""
     play = stage.play("debugger", args=["--steps", "40"], **TWO, timeouts={"stopped_process": "5s", "hang_min": "20s"})
     play.chaos.at_step(5, lambda: play.chaos.stop(0))
@@ -202,7 +202,7 @@ def test_a_script_that_knows_nothing_of_holdfast_runs_and_is_restarted(stage: St
 
 
 @pytest.mark.long
-def test_a_command_that_cannot_be_started_is_told_and_fails_the_job(stage: Stage) -> None:
+def test_a_command_that_cannot_be_started_is_named_and_fails_the_job(stage: Stage) -> None:
     """The reason has the system's own words."""
     play = stage.play("nothing", command=["/no/such/program"], **TWO)
     assert play.ends() == 1, play.log()

@@ -54,7 +54,7 @@ def only_incident(history: History, job: str) -> Incident:
 
 
 def test_a_framework_that_keeps_its_own_state_reports_steps_and_every_view_says_the_same(place: Place) -> None:
-    """A rank is killed: it goes on from what the script itself saved, nothing is restored; steps lost, downtime and ETTR are told alike."""
+    """A rank is killed: it resumes from the script's own checkpoint, nothing is restored; lost steps, downtime and ETTR count alike."""
     status, said = place.done("run", place.job("beats", HEARTBEAT, FAST))
     assert status == 0, said + place.log()
     with closing(History.open(place.history, create=False)) as history:

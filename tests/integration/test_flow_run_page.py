@@ -1,4 +1,4 @@
-"""The flow-run page tells the story: task runs named for what happened, in the order of a graph, and incidents in the log."""
+"""The flow-run page shows the story: task runs named for what happened, in the order of a graph, and incidents in the log."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def story(server: PrefectServer, name: str) -> list[dict[str, Any]]:
 def warnings(server: PrefectServer, name: str) -> list[str]:
     """Return what the log of the flow run of that name says at WARNING or above."""
     (run,) = asked(server, "flow_runs/filter", flow_runs={"name": {"any_": [f"train {name}"]}})
-    told = asked(server, "logs/filter", logs={"flow_run_id": {"any_": [run["id"]]}, "level": {"ge_": 30}}, sort="TIMESTAMP_ASC")
-    return [str(one["message"]) for one in told]
+    records = asked(server, "logs/filter", logs={"flow_run_id": {"any_": [run["id"]]}, "level": {"ge_": 30}}, sort="TIMESTAMP_ASC")
+    return [str(one["message"]) for one in records]
 
 
 def stopped(play: Play) -> None:
@@ -46,8 +46,8 @@ def test_an_incident_reads_from_launch_to_monitor_with_who_what_and_how_long(sta
         seconds=30,
         explain=lambda: str(story(prefect_server, "story")),
     )
-    told = story(prefect_server, "story")
-    titles = [one["name"] for one in told]
+    lines = story(prefect_server, "story")
+    titles = [one["name"] for one in lines]
     assert [title.partition(":")[0] for title in titles] == list(names)
     patterns = (
         r"launch: 2 ranks on node-0, node-1, \d.*",
@@ -61,10 +61,10 @@ def test_an_incident_reads_from_launch_to_monitor_with_who_what_and_how_long(sta
     )
     for title, pattern in zip(titles, patterns, strict=True):
         assert re.fullmatch(pattern, title), title
-    assert all(one["state"]["message"] for one in told)
-    assert [one["state"]["name"] for one in told][1:4] == ["Fault seen", "Diagnosed", "Decided"]
-    follows = [[source["id"] for source in one["task_inputs"].get("wait_for", [])] for one in told]
-    assert follows == [[], *([one["id"]] for one in told[:-1])]
+    assert all(one["state"]["message"] for one in lines)
+    assert [one["state"]["name"] for one in lines][1:4] == ["Fault seen", "Diagnosed", "Decided"]
+    follows = [[source["id"] for source in one["task_inputs"].get("wait_for", [])] for one in lines]
+    assert follows == [[], *([one["id"]] for one in lines[:-1])]
 
     wait_until(lambda: len(warnings(prefect_server, "story")) == 2, seconds=30, explain=lambda: str(warnings(prefect_server, "story")))
     opened, end = warnings(prefect_server, "story")

@@ -41,8 +41,8 @@ def saved(play: Play) -> list[Checkpoint]:
     return [one for one in queries.checkpoints(play.stage.history, play.job.id) if one.overlapped_s and not one.problem]
 
 
-def told(play: Play, kind: str) -> int:
-    """Return how often a trouble was told."""
+def count_of(play: Play, kind: str) -> int:
+    """Return how often a problem was reported."""
     return sum(one.problem == kind for one in queries.checkpoints(play.stage.history, play.job.id))
 
 
@@ -95,7 +95,7 @@ def test_shards_become_checkpoints_that_plain_torch_reads_and_a_run_goes_on_from
 
 
 def test_a_job_that_ends_before_its_goal_keeps_its_newest_step(stage: Stage, alone: Callable[..., None]) -> None:
-    """All its nodes are told to go, by a file; then a person stops it: what the nodes hold is saved each time, and led on from.
+    """All its nodes get a preemption notice, by a file; then a person stops it: what the nodes hold is saved each time, and led on from.
 
     Under torch's own groups nobody votes, and the workers die of the signal.
     """
@@ -136,11 +136,11 @@ def saved_at_the_end(play: Play) -> int:
 
 
 def test_a_slow_disk_and_a_killed_checkpoint_writer_hold_up_nobody(stage: Stage) -> None:
-    """Checkpoints are left out, which is told once; who is killed over one is replaced, and in the end one stands."""
+    """Checkpoints are left out, which is reported once; who is killed over one is replaced, and in the end one stands."""
     limited = {"interval": 5, "bandwidth": "8KB", "memory": MEMORY}
     play = stage.play("slow", script=COPIES, args=["2000", str(stage.home / "slow.json")], **NODES, checkpoint=limited)
     play.reaches("RUNNING")
-    wait_until(lambda: told(play, "checkpoint-backlog") > 0, seconds=60, explain=play.log)
+    wait_until(lambda: count_of(play, "checkpoint-backlog") > 0, seconds=60, explain=play.log)
     wait_until(lambda: begun(play), seconds=60, explain=play.log)  # so that it is killed over one, and not while it starts
     first = writers(stage)
     assert first
@@ -150,7 +150,7 @@ def test_a_slow_disk_and_a_killed_checkpoint_writer_hold_up_nobody(stage: Stage)
     wait_until(lambda: set(writers(stage)) - set(first), seconds=60, explain=play.log)
     wait_until(lambda: saved(play), seconds=60, explain=play.log)
     play.steps_to(before + 20)
-    assert told(play, "checkpoint-backlog") == 1
+    assert count_of(play, "checkpoint-backlog") == 1
     assert not play.incidents()
     os.kill(play.process.pid, signal.SIGTERM)
     play.ends()

@@ -1,4 +1,4 @@
-"""`holdfast run --groups`: a module of others runs unchanged, survives the loss of a rank, and is told what a fault costs it."""
+"""`holdfast run --groups`: a module of others runs unchanged, survives the loss of a rank, and reports what a fault costs it."""
 
 from __future__ import annotations
 

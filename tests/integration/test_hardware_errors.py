@@ -73,7 +73,7 @@ def test_a_node_that_a_person_keeps_is_started_on_again_and_not_quarantined(stag
 
 
 def test_a_gpu_that_can_do_no_more_work_is_left_at_once_though_the_job_still_steps(stage: Stage, tmp_path: Path) -> None:
-    """The kernel's line and the rank on that GPU are two signs; without a rank on it the line is told of, and nothing is done."""
+    """The kernel's line and the rank on that GPU are two signs; without a rank on it the line is reported, and nothing is done."""
     log = tmp_path / "kern.log"
     log.write_text(BOOTED)
     stage.environment["HOLDFAST_KERNEL_LOG"] = str(log)

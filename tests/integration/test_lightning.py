@@ -19,9 +19,9 @@ GATES = (4, 7, 10)
 """Steps before which something breaks: in the middle of an epoch, at the end of the second one, and in the last one."""
 
 
-def told(folder: Path) -> list[dict[str, Any]]:
+def results_in(folder: Path) -> list[dict[str, Any]]:
     """Return what the ranks ended with."""
-    return [json.loads((folder / f"told-{rank}.json").read_text()) for rank in range(2)]
+    return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(2)]
 
 
 def test_a_lightning_job_with_faults_ends_with_the_weights_of_plain_lightning(
@@ -49,4 +49,4 @@ def test_a_lightning_job_with_faults_ends_with_the_weights_of_plain_lightning(
     assert all(one.steps_lost in {0, 1} for one in play.incidents()[1:]), "from memory: nothing was saved on disk"
     assert len(queries.generations(stage.history, play.job.id)) == 4
     alone(SCRIPT, tmp_path, "plain")
-    assert told(stage.home) == told(tmp_path)
+    assert results_in(stage.home) == results_in(tmp_path)

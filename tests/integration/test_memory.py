@@ -57,7 +57,7 @@ def homes(play: Play) -> list[str]:
     return [held[0], held[1], *(node for node in play.stage.nodes.names() if node not in held.values())]
 
 
-def told(stage: Stage, play: Play, word: str, rank: int = 0) -> str:
+def printed(stage: Stage, play: Play, word: str, rank: int = 0) -> str:
     """Return what a worker printed last after *word*."""
     log = Path(stage.home / "jobs" / play.name / "logs" / f"rank-{rank}.log").read_text()
     return log.rsplit(f"{word} ", 1)[1].splitlines()[0]
@@ -73,13 +73,13 @@ def test_replicas_follow_the_jobs_nodes(stage: Stage) -> None:
         seconds=60,
         explain=play.log,
     )
-    servers = {node: tuple(address) for node, address in json.loads(told(stage, play, "servers")).items()}
+    servers = {node: tuple(address) for node, address in json.loads(printed(stage, play, "servers")).items()}
     assert sorted(servers) == sorted([first, spare])
-    token = told(stage, play, "token")
+    token = printed(stage, play, "token")
     wait_until(
         lambda: set(RemoteMemstore(servers[first], token).labels()) == set(kept(stage, play, first)), seconds=60, explain=play.log
     )  # one at a time is new
-    assert RemoteMemstore(servers[spare], told(stage, play, "token")).labels() == {}
+    assert RemoteMemstore(servers[spare], printed(stage, play, "token")).labels() == {}
     place = store_folders.memstore_of(mark_of(stage.nodes.folder(second)), play.job.id)
     play.chaos.power_off(1)
     assert not place.exists()
@@ -100,14 +100,14 @@ def test_memory_outlives_an_agent_and_a_flow(stage: Stage) -> None:
     play.steps_to(3)
     first, second, *_ = homes(play)
     wait_until(lambda: keeps(play, first, second, rank=1, lineage=1), seconds=60, explain=play.log)
-    before = told(stage, play, "servers")
+    before = printed(stage, play, "servers")
     play.chaos.kill_agent(second)
     wait_until(
         lambda: keeps(play, first, second, rank=1, lineage=2) and keeps(play, second, first, rank=0, lineage=2),
         seconds=60,
         explain=play.log,
     )
-    assert told(stage, play, "servers") == before
+    assert printed(stage, play, "servers") == before
     play.dies()
     again = stage.again("again-with-memory", play.spec)
     reattached = lambda: any("reattached" in remark.text for remark in queries.job_events(stage.history, play.job.id))  # noqa: E731
@@ -120,15 +120,15 @@ def test_memory_outlives_an_agent_and_a_flow(stage: Stage) -> None:
     assert [fault.kind for fault in queries.faults(stage.history, play.job.id) if fault.kind in {"replica-lost", "memory-none"}] == []
 
 
-def test_a_node_without_memory_is_told_and_trains_on(stage: Stage) -> None:
+def test_a_node_without_memory_reports_and_trains_on(stage: Stage) -> None:
     """Once, in the history."""
     (stage.home / "file").touch()
     stage.environment["HOLDFAST_MEMSTORE_ROOT"] = str(stage.home / "file")
     play = stage.play("none", args=["--steps", "10"], nnodes=2, nproc_per_node=1)
     assert play.ends() == 0, play.log()
     faults = queries.faults(stage.history, play.job.id)
-    told_of = sorted((fault.kind, fault.node) for fault in faults if fault.kind.startswith(("memory-", "replica-")))
-    assert told_of == [("memory-none", "node-0"), ("memory-none", "node-1")]
+    kinds_by_node = sorted((fault.kind, fault.node) for fault in faults if fault.kind.startswith(("memory-", "replica-")))
+    assert kinds_by_node == [("memory-none", "node-0"), ("memory-none", "node-1")]
     view = view_job(stage.history, play.job)
     assert view.snapshots is None
     assert mentions(view.no_snapshots, "memory-none on node"), view.no_snapshots

@@ -66,9 +66,9 @@ def opens(play: Play, step: int) -> None:
 def home_of(play: Play, node: str) -> str:
     """Return the node that keeps the replicas of *node*; nothing while that is one which is gone."""
     up = [view.name for view in play.stage.nodes.survey() if view.status == "up"]
-    told = {one: play.chaos.ask(one)["memory"] for one in up}
-    (home,) = told[node]["to"]
-    return next((one for one, memory in told.items() if memory["port"] == home[1]), "")
+    answers = {one: play.chaos.ask(one)["memory"] for one in up}
+    (home,) = answers[node]["to"]
+    return next((one for one, memory in answers.items() if memory["port"] == home[1]), "")
 
 
 def place(play: Play, node: str) -> Path:
@@ -87,8 +87,8 @@ def replicated(play: Play, rank: int) -> tuple[str, int]:
     def steps(place: Path) -> list[int]:
         return sorted(label.step for label in shared_memory.labels(place).values() if label.rank == rank)
 
-    told = lambda: f"steps {steps(home)} of {steps(place(play, node))} are copied\n{play.log()}"  # noqa: E731
-    wait_until(lambda: steps(home)[-1:] == steps(place(play, node))[-1:] != [], seconds=60, explain=told)
+    explanation = lambda: f"steps {steps(home)} of {steps(place(play, node))} are copied\n{play.log()}"  # noqa: E731
+    wait_until(lambda: steps(home)[-1:] == steps(place(play, node))[-1:] != [], seconds=60, explain=explanation)
     return node, steps(home)[-1]
 
 
@@ -162,10 +162,10 @@ def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage, undistu
     assert facts is not None, play.log()
     assert facts["source"] == "memory", play.log()
     assert facts["replicas"] >= 1, play.log()
-    assert 0 <= facts["snapshot_age"] <= 21 - newest, f"a snapshot is told of with the step after it\n{play.log()}"
+    assert 0 <= facts["snapshot_age"] <= 21 - newest, f"a snapshot is reported with the step after it\n{play.log()}"
     play.steps_to(44)
     stood = time.monotonic()
-    wait_until(lambda: time.monotonic() > stood + reports.REPORT_SECONDS, seconds=60)  # the next beat tells what snapshots cost by now
+    wait_until(lambda: time.monotonic() > stood + reports.REPORT_SECONDS, seconds=60)  # the next beat reports what snapshots cost by now
     opens(play, 45)
     row = wait_until(lambda: on_record(play), seconds=60, explain=play.log)
     assert row is not None
@@ -240,7 +240,7 @@ def test_what_is_lost_in_memory_comes_from_the_disk(stage: Stage, undisturbed: d
 
 
 @pytest.mark.long
-def test_the_loss_of_a_replica_is_told_and_made_good(stage: Stage, undisturbed: dict[str, Any]) -> None:
+def test_a_lost_replica_is_reported_and_repaired(stage: Stage, undisturbed: dict[str, Any]) -> None:
     """Training goes on as if nothing had been; soon the node that lost its replica can be lost itself, for a step at most."""
     stage.widen(RACKS)
     play = gated(stage, "replica", 21, 41, spare=2)
@@ -255,8 +255,8 @@ def test_the_loss_of_a_replica_is_told_and_made_good(stage: Stage, undisturbed: 
     assert again == node
     assert play.incidents() == []
     assert play.pids() == before
-    told = [fault for fault in queries.faults(stage.history, play.job.id) if fault.kind == "replica-lost"]
-    assert [(one.node, home in one.evidence["quote"]) for one in told] == [(node, True)], play.log()
+    faults = [fault for fault in queries.faults(stage.history, play.job.id) if fault.kind == "replica-lost"]
+    assert [(one.node, home in one.evidence["quote"]) for one in faults] == [(node, True)], play.log()
     cut_off(play, node)
     opens(play, 41)
     recovered(play, 1)

@@ -1,4 +1,4 @@
-"""Jobs whose script tells nothing of its steps: what counts as progress, as silence, and as the end."""
+"""Jobs whose script reports no steps: what counts as progress, as silence, and as the end."""
 
 from __future__ import annotations
 

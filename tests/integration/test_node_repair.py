@@ -80,7 +80,10 @@ def test_nodes_come_back_by_passing_and_are_decommissioned_by_failing(prefect_se
     pages = asked(prefect_server, "artifacts/filter", artifacts={"key": {"any_": ["mended-burn-ins"]}}, sort="CREATED_DESC")
     assert one_line_mentions(pages[-1]["data"], "cordoned", "burn-in")
     assert "written MB/s" in pages[-1]["data"]
-    wait_until(lambda: told(prefect_server) >= {("node-1", "healthy"), ("node-0", "quarantined"), ("node-0", "decommissioned")}, seconds=30)
+    wait_until(
+        lambda: reported_states(prefect_server) >= {("node-1", "healthy"), ("node-0", "quarantined"), ("node-0", "decommissioned")},
+        seconds=30,
+    )
 
 
 BLIND = """
@@ -124,8 +127,8 @@ def test_a_node_held_for_its_gpu_stays_out_where_no_gpu_can_be_seen(prefect_serv
     assert (marks["gpu"], marks["compute"], marks["disk"], marks["network"]) == ("skipped", "passed", "passed", "passed")
 
 
-def told(server: PrefectServer) -> set[tuple[str, str]]:
-    """Return nodes and the states that events tell of."""
+def reported_states(server: PrefectServer) -> set[tuple[str, str]]:
+    """Return nodes and the states that events report."""
     names = [f"holdfast.node.service.{state}" for state in ("healthy", "quarantined", "decommissioned")]
     wanted = {"event": {"name": names}, "resource": {"id": [f"holdfast.node.mended.{node}" for node in PLACE.names]}}
     found: list[dict[str, Any]] = asked(server, "events/filter", filter=wanted, limit=50)["events"]

@@ -57,7 +57,7 @@ class Job:
         return path.read_text() if path.exists() else ""
 
     def server(self) -> Server:
-        """Return the server, once the log tells of it."""
+        """Return the server, once the log names it."""
         said: re.Match[str] | None = wait_until(
             lambda: re.search(r"Prefect UI while this job runs: (\S+)/runs \(.* in (\S+)\)", self.log()), seconds=SECONDS, explain=self.log
         )
@@ -103,11 +103,11 @@ class Server:
 
     def found(self, what: str) -> list[dict[str, Any]]:
         """Return all of a kind that there is, for who has the password."""
-        told = self.asked(f"api/{what}/filter", self.pair, {})
-        return list(told["events"] if what == "events" else told)
+        answer = self.asked(f"api/{what}/filter", self.pair, {})
+        return list(answer["events"] if what == "events" else answer)
 
     def listened(self, pair: str | None) -> str:
-        """Return how it answers to who wants to hear all events and shows *pair*."""
+        """Return how it answers to who wants to receive all events and shows *pair*."""
         url = f"{self.address.replace('http', 'ws', 1)}/api/events/out"
         with connect(url, subprotocols=[Subprotocol("prefect")]) as line:
             line.send(json.dumps({"type": "auth", "token": pair}))

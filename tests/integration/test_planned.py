@@ -30,12 +30,12 @@ SPARE = {"nnodes": 2, "nproc_per_node": 1, "spare_nodes": 1, "hot_spares": 0}
 
 
 def drain(play: Play, *words: str) -> dict[str, Any]:
-    """Say a person's word about a node of the job's cluster, as a person would; return what programs are told."""
+    """Say a person's word about a node of the job's cluster, as a person would; return what programs get."""
     command = [sys.executable, "-m", "holdfast", "node", "drain", *words, "--job", play.name, "--json"]
     done = subprocess.run(command, env=play.stage.environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    (told,) = json.loads(done.stdout)["nodes"]
-    return dict(told)
+    (output,) = json.loads(done.stdout)["nodes"]
+    return dict(output)
 
 
 def moves(play: Play, event: str) -> list[JobTransition]:
@@ -53,8 +53,8 @@ def test_ranks_leave_a_drained_node_and_without_room_the_job_waits_for_it_in_tim
     play = begun(stage, "drained", **SPARE, timeouts={"final_checkpoint": "1s"})
     play.steps_to(10)
     before, first = play.pids(), next(iter(newest(play).ranks))
-    told = drain(play, first, "--reason", "new fan")
-    assert (told["state"], told["drains"], told["by"], told["job"]) == ("cordoned", True, None, play.name)
+    output = drain(play, first, "--reason", "new fan")
+    assert (output["state"], output["drains"], output["by"], output["job"]) == ("cordoned", True, None, play.name)
     wait_until(lambda: first not in newest(play).ranks, seconds=60, explain=play.log)
     goes_on(play)
     assert play.incidents() == [], play.log()
@@ -117,12 +117,12 @@ def test_the_loss_curve_of_a_drained_job_is_that_of_an_undisturbed_one_to_the_bi
     assert 10 <= max(at) < steps, "it moved in the middle"
     alone(script, steps, tmp_path, "join")
     assert losses(stage.home) == losses(tmp_path)
-    assert {step: len(told) for step, told in losses(tmp_path).items()} == dict.fromkeys(range(1, steps + 1), 1)
+    assert {step: len(found) for step, found in losses(tmp_path).items()} == dict.fromkeys(range(1, steps + 1), 1)
 
 
 @pytest.mark.timeout(240)
 def test_a_job_ends_saved_before_its_allocation_does_on_nodes_that_are_there_so_long(stage: Stage) -> None:
-    """A node with maintenance before then is passed over; what is planned while it runs is heard; the next run goes on from its end."""
+    """A node with maintenance before then is passed over; what is planned while it runs counts; the next run goes on from its end."""
     now = datetime.now(UTC)
     early = {"nodes": ["node-0"], "start": str(now + timedelta(seconds=55)), "lead_time": "1s", "reason": "new fan"}
     late = {"nodes": ["node-1"], "start": str(now + timedelta(hours=1)), "lead_time": "2h", "reason": "new disk"}
@@ -168,7 +168,7 @@ def test_a_job_ends_saved_before_its_allocation_does_on_nodes_that_are_there_so_
     assert again.ends() == 3, again.log()
 
 
-def test_a_node_that_is_told_to_go_is_left_in_time(stage: Stage) -> None:
+def test_a_node_under_a_notice_is_left_in_time(stage: Stage) -> None:
     """By a signal to its agent: its rank moves to the spare node while training goes on; nothing is computed twice."""
     play = begun(stage, "moves", **SPARE)
     play.steps_to(10)

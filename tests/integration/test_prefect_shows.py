@@ -185,18 +185,18 @@ def test_a_quarantine_needs_a_person_and_a_failed_job_is_one_notification(
 ) -> None:
     """The quarantine comes with its incident, and is an event of the node; the failure of the job with the incident that it is of."""
     stage.count = 4
-    play = stage.play("ecc-told", args=["--steps", "10", "--each", ECC], nnodes=2, nproc_per_node=1, spare_nodes=1)
+    play = stage.play("ecc-reported", args=["--steps", "10", "--each", ECC], nnodes=2, nproc_per_node=1, spare_nodes=1)
     assert play.ends() == 0, play.log()
-    wait_until(lambda: len(mail(mailbox, "ecc-told")) >= 2, seconds=PATIENCE, explain=lambda: str(mailbox.mail))
-    incident = next(one for one in mail(mailbox, "ecc-told") if one["state"] == "over")
+    wait_until(lambda: len(mail(mailbox, "ecc-reported")) >= 2, seconds=PATIENCE, explain=lambda: str(mailbox.mail))
+    incident = next(one for one in mail(mailbox, "ecc-reported") if one["state"] == "over")
     assert incident["level"] == "attention"
     assert incident["subject"].endswith("; node-1 quarantined")
     assert one_line_mentions(incident["text"], "node-1", "quarantined", "cuda-uncorrectable-ecc")
-    assert "node-1 is quarantined" in artifact(prefect_server, "ecc-told-incident-1")["data"]
+    assert "node-1 is quarantined" in artifact(prefect_server, "ecc-reported-incident-1")["data"]
     of_node = {
         "event": {"name": ["holdfast.node.service.quarantined"]},
         "resource": {"id": ["holdfast.node.stage.node-1"]},
-        "related": {"id": ["holdfast.job.ecc-told"]},
+        "related": {"id": ["holdfast.job.ecc-reported"]},
     }
 
     def moves() -> list[dict[str, Any]]:
@@ -221,11 +221,13 @@ def test_a_job_without_a_controller_is_an_alert_that_the_next_controller_withdra
 ) -> None:
     """The server sends it when the flow is killed, each time; not when another flow takes over in time, and not of a job that has ended."""
 
-    def told() -> list[str]:
+    def levels() -> list[str]:
         return [one["level"] for one in mail(mailbox, "lost") if one["id"] == "controller stage/lost"]
 
-    def tells(*recommended_actions: str) -> None:
-        wait_until(lambda: told() == [*recommended_actions], seconds=PATIENCE, explain=lambda: f"{told()}\n{mailbox.mail}\n{play.log()}")
+    def expect_levels(*recommended_actions: str) -> None:
+        wait_until(
+            lambda: levels() == [*recommended_actions], seconds=PATIENCE, explain=lambda: f"{levels()}\n{mailbox.mail}\n{play.log()}"
+        )
 
     def alerts() -> list[str]:
         return [one["name"] for one in asked(prefect_server, "automations/filter") if "-alert-" in one["name"]]
@@ -238,18 +240,18 @@ def test_a_job_without_a_controller_is_an_alert_that_the_next_controller_withdra
     assert alerts() == ["holdfast-box-alert-lost"]
     workers = play.pids()
     play.dies()
-    tells("attention")  # one: of the second flow, as the first one's would have come before
+    expect_levels("attention")  # one: of the second flow, as the first one's would have come before
     alert = next(one for one in mail(mailbox, "lost") if one["level"] == "attention")
     assert mentions(alert["subject"], "[stage/lost]", "no controller")
     for words in ("Training continues", "nobody would answer the next fault", "`holdfast run lost.yaml`", "Retry"):
         assert words in alert["text"]
     play = stage.again("lost", play.spec)
-    tells("attention", "resolved")
+    expect_levels("attention", "resolved")
     shows(prefect_server, play, 3)
     play.dies()
-    tells("attention", "resolved", "attention")
+    expect_levels("attention", "resolved", "attention")
     play = stage.again("lost", play.spec)
-    tells("attention", "resolved", "attention", "resolved")
+    expect_levels("attention", "resolved", "attention", "resolved")
     assert play.pids() == workers, "it has trained on all the time"
     play.stops()
     assert alerts() == [], "nobody waits for a heartbeat of a job that has ended"

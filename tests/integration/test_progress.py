@@ -59,7 +59,7 @@ def gets_on(play: Play) -> None:
     play.steps_to(play.chaos.step() + 5)
 
 
-def test_who_does_not_come_and_who_comes_to_the_wrong_place_are_named_and_replaced_and_a_bad_loss_is_told(stage: Stage) -> None:
+def test_absent_and_misplaced_ranks_are_named_and_replaced_and_a_bad_loss_is_reported(stage: Stage) -> None:
     """The hang: rank, collective, who waits, and the line; the wrong collective: both sides. The survivors stay in their processes."""
     play = begun(stage, "hang")
     node = nodes_of(play)

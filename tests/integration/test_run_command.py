@@ -82,7 +82,7 @@ class Place:
             return move.after if move else ""
 
     def flow(self, job: str) -> int:
-        """Return the pid of the flow that steers *job*, or 0."""
+        """Return the pid of the flow that runs *job*, or 0."""
         with closing(History.open(self.history, create=False)) as history:
             holder = holder_of(history, queries.newest_job(history, job).id)
             return holder.pid if holder else 0
@@ -168,9 +168,9 @@ def test_a_job_runs_to_its_end(place: Place) -> None:
     assert "I am 1" not in said, "ranks that nobody asked for"
     lines = [line[10:] for line in said.splitlines() if not line.startswith("[rank 0]")]
     assert mentions(lines[0], "'binary'", "binary.py", "1 node", "cluster 'local'", "2 ranks")
-    told = [line.partition(": ")[0] for line in lines if line.partition(": ")[0] in set(State)]
-    assert told == states(place, "binary")
-    assert told in (["LAUNCHING", "RUNNING", "COMPLETED"], ["LAUNCHING", "COMPLETED"]), "so short a job may end before it is seen at work"
+    named = [line.partition(": ")[0] for line in lines if line.partition(": ")[0] in set(State)]
+    assert named == states(place, "binary")
+    assert named in (["LAUNCHING", "RUNNING", "COMPLETED"], ["LAUNCHING", "COMPLETED"]), "so short a job may end before it is seen at work"
     assert any(line.startswith("job 'binary' COMPLETED after") for line in lines[-3:])
     assert lines[-1].split()[0] == "Prefect", "the page of the flow run"
     assert any(bytes(range(256)) in log.read_bytes() for log in place.home.glob("jobs/binary/logs/*"))
@@ -418,7 +418,7 @@ def test_a_recovery_is_visible_as_it_happens(place: Place) -> None:
 
 
 @pytest.mark.long
-def test_a_killed_flow_is_told_adopted_and_stopped(place: Place) -> None:
+def test_a_killed_flow_is_named_reattached_and_stopped(place: Place) -> None:
     """Status 4 says that training goes on; the same command reattaches to the very worker; `stop` ends it."""
     name = place.job("kept", NAP)
     first = place.start("run", name)
@@ -445,7 +445,7 @@ def test_a_killed_flow_is_told_adopted_and_stopped(place: Place) -> None:
 
 
 @pytest.mark.long
-def test_a_command_that_is_told_to_let_go_passes_it_on_and_ends_without_its_job(place: Place) -> None:
+def test_a_command_that_detaches_passes_it_on_and_ends_without_its_job(place: Place) -> None:
     """Status 6, said in a sentence; the same command reattaches to the very worker."""
     name = place.job("let", NAP)
     first = place.start("run", name)
@@ -465,14 +465,14 @@ def test_a_command_that_is_told_to_let_go_passes_it_on_and_ends_without_its_job(
 
 
 @pytest.mark.long
-def test_a_flow_that_is_told_to_let_go_before_it_has_imported_prefect_does_so(place: Place) -> None:
+def test_a_flow_detaches_even_before_it_has_imported_prefect(place: Place) -> None:
     """Its status says so, and it has begun no job."""
     spec = place.folder / "spec.json"
     job = {"name": "early", "command": ["true"], "workdir": str(place.folder)}
     spec.write_text(json.dumps({"job": job, "cluster": {"kind": "local", "name": "early", "nodes": 1}}))
     command = [sys.executable, "-P", "-m", "holdfast.flows.training_job", str(spec)]
     with subprocess.Popen(command, env=place.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as flow:
-        wait_until(lambda: hears(flow.pid, signal.SIGUSR1), seconds=SECONDS)
+        wait_until(lambda: handles_signal(flow.pid, signal.SIGUSR1), seconds=SECONDS)
         flow.send_signal(signal.SIGUSR1)
         said, _ = flow.communicate(timeout=SECONDS)
     assert flow.returncode == 6, said
@@ -481,10 +481,10 @@ def test_a_flow_that_is_told_to_let_go_before_it_has_imported_prefect_does_so(pl
 
 
 @pytest.mark.long
-def test_a_command_that_is_told_to_let_go_at_once_ends_without_its_job(place: Place) -> None:
+def test_a_command_that_detaches_at_once_ends_without_its_job(place: Place) -> None:
     """It passes that on to a flow that has not imported Prefect yet; the job continues if its launcher has submitted it already."""
     child = place.start("run", place.job("sooner", NAP))
-    wait_until(lambda: hears(child.pid, signal.SIGUSR1), seconds=SECONDS)
+    wait_until(lambda: handles_signal(child.pid, signal.SIGUSR1), seconds=SECONDS)
     child.send_signal(signal.SIGUSR1)
     said, _ = child.communicate(timeout=SECONDS)
     assert child.returncode == 6, said + place.log()
@@ -495,7 +495,7 @@ def test_a_command_that_is_told_to_let_go_at_once_ends_without_its_job(place: Pl
     gone(place)
 
 
-def hears(pid: int, number: int) -> bool:
+def handles_signal(pid: int, number: int) -> bool:
     """Return whether a process has a handler for a signal."""
     caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt:"))
     return bool(int(caught.split()[1], 16) & 1 << (number - 1))
@@ -517,7 +517,7 @@ def test_a_job_without_a_flow_is_stopped_all_the_same(place: Place) -> None:
 
 
 @pytest.mark.long
-def test_a_flow_that_cannot_start_is_told_with_its_last_words(place: Place) -> None:
+def test_a_flow_that_cannot_start_is_named_with_its_output(place: Place) -> None:
     """Status 1: the job never began, or was ended where its ranks had started meanwhile."""
     broken = place.folder / "broken"
     broken.mkdir()

@@ -39,4 +39,4 @@ def test_every_node_that_is_left_gets_its_orders_when_many_are_lost_at_once(
             assert bool(orders.get("abandon")) is (node in before), node
             assert orders["regroup"] >= 1, node
         assert job.stop() == 3  # cancelled
-        assert job.nodes.ask(do="given")["nodes"] == {}, "agents were told to end"
+        assert job.nodes.ask(do="given")["nodes"] == {}, "agents were commanded to end"

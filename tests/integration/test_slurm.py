@@ -208,7 +208,7 @@ def test_what_an_allocation_leaves_undone_is_done_in_the_next_one_to_the_bit(
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_job_that_gives_way_to_a_more_urgent_one_is_saved_and_goes_on_when_that_is_over(stage: SlurmStage) -> None:
-    """Slurm tells every process of it to end, at once, and leaves it ten seconds: nothing is lost, though nothing was saved before."""
+    """Slurm signals every process of it to end, at once, and leaves it ten seconds: nothing is lost, though nothing was saved before."""
     stage.cluster = {"exclude": stage.slurm.names[2:]}
     play = stage.play(
         "modest",
@@ -230,9 +230,9 @@ def test_a_job_that_gives_way_to_a_more_urgent_one_is_saved_and_goes_on_when_tha
     goes_on(play)
     (incident,) = play.incidents()
     assert (incident.kind, incident.action) == ("node-leaving", "wait-for-capacity"), f"{incident.reason}\n{job_events(play)}"
-    # Slurm tells when the allocation ends before the signal has come, or after it.
-    told = ("preemption notice" in incident.reason, "its allocation, Slurm job" in incident.reason)
-    assert any(told), incident.reason
+    # Slurm reports when the allocation ends before the signal has come, or after it.
+    reasons = ("preemption notice" in incident.reason, "its allocation, Slurm job" in incident.reason)
+    assert any(reasons), incident.reason
     assert one_line_mentions(job_events(play), "memory", "saved out")
     assert (incident.steps_lost or 0) <= 1
     play.stops()
@@ -265,7 +265,7 @@ def test_a_job_that_is_run_inside_of_an_allocation_uses_it_and_ends_saved_before
 
 
 def program(stage: SlurmStage, name: str, does: str) -> None:
-    """Have *stage* find a program of that name first, which does what a shell is told so."""
+    """Have *stage* find a program of that name first, which runs the shell command *does*."""
     programs = stage.home / "bin"
     programs.mkdir(exist_ok=True)
     (programs / name).write_text(f"#!/bin/sh\n{does}\n")
@@ -294,7 +294,7 @@ def shown(stage: SlurmStage, number: str) -> str:
 @pytest.mark.long
 @pytest.mark.parametrize(("status", "restarts"), [(5, 1), (3, 0)])
 def test_a_script_queues_itself_again_after_the_end_of_its_time_and_not_after_a_stop(status: int, restarts: int, stage: SlurmStage) -> None:
-    """As the status of `holdfast run` tells it; what gives which is seen above."""
+    """As the status of `holdfast run` shows it; what gives which is seen above."""
     text = (ROOT / "deployments" / "slurm" / "inside.sh").read_text()
     script = stage.home / "inside.sh"
     script.write_text(text.replace("#SBATCH --gpus-per-node=8\n", ""))

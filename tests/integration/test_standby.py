@@ -1,4 +1,4 @@
-"""Two flows for one job, on hosts that share nothing but the history: one steers, the other follows when it dies, stops, or is cut off."""
+"""Two controllers for one job, on hosts that share nothing but the history: the second follows when the first dies, stops or is cut off."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def stands_by(host: Stage, play: Play) -> Play:
 
 
 def has_taken_over(play: Play) -> bool:
-    """Return whether a standby says that it steers."""
+    """Return whether a standby says that it controls."""
     return any(one.text.startswith("the standby controller on") for one in queries.job_events(play.stage.history, play.job.id))
 
 
@@ -79,8 +79,8 @@ def test_a_standby_takes_over_from_a_flow_that_dies_with_all_it_had(stage: Stage
 
 
 @pytest.mark.long
-def test_a_flow_that_is_told_to_let_go_hands_its_job_over_and_no_rank_notices(stage: Stage, elsewhere: Stage) -> None:
-    """By a request it has a standby steer; by the signal, in the middle of a recovery, it leaves the rest of that to the flow to come."""
+def test_a_controller_detaches_from_its_job_and_no_rank_notices(stage: Stage, elsewhere: Stage) -> None:
+    """By a request a standby takes over; by the signal, in the middle of a recovery, it leaves the rest of that to the flow to come."""
     play = stage.play("handed", args=ENDLESS, **TWO)
     play.steps_to(5)
     before = pids(play)
@@ -121,7 +121,7 @@ def handed_over(play: Play) -> str:
 
 
 @pytest.mark.long
-def test_a_flow_that_stood_still_gives_no_order_once_a_standby_steers(stage: Stage, elsewhere: Stage) -> None:
+def test_a_stopped_controller_sends_no_command_once_a_standby_runs(stage: Stage, elsewhere: Stage) -> None:
     """It wakes in the middle of what it was about to do, and ends: what the standby did stays."""
     play = stage.play("woken", args=ENDLESS, **TWO)
     play.steps_to(5)
@@ -155,14 +155,12 @@ def fence(self, *words, _fence=AgentDirectory.fence):
 
 AgentDirectory.fence = fence
 """
-"""What a flow imports first: it stands still between having asked whether it still holds the lease and ending what runs on a node."""
+"""What a flow imports first: it is stopped between having asked whether it still holds the lease and ending what runs on a node."""
 
 
 @pytest.mark.long
-def test_a_flow_that_stood_still_before_it_fenced_a_node_ends_nothing_of_the_flow_after_it(
-    stage: Stage, elsewhere: Stage, tmp_path: Path
-) -> None:
-    """It had asked and been told that the job was its own; when it goes on, the node knows better, and the new flow's ranks live."""
+def test_a_controller_stopped_before_it_fenced_a_node_ends_nothing_of_the_next_one(stage: Stage, elsewhere: Stage, tmp_path: Path) -> None:
+    """It had asked and learned that the job was its own; when it goes on, the node knows better, and the new flow's ranks live."""
     (tmp_path / "sitecustomize.py").write_text(STANDS_STILL)
     still = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PREFECT_LOGGING_LEVEL": "INFO"}  # as a program of its own, for Prefect's settings
     stage.environment = stage.environment | still

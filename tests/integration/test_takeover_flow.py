@@ -53,7 +53,7 @@ def goes_on(play: Play) -> None:
     wait_until(lambda: play.chaos.step() > seen + 3, seconds=60, explain=play.log)
 
 
-def told(play: Play, word: str, who: str) -> list[list[str]]:
+def printed_lines(play: Play, word: str, who: str) -> list[list[str]]:
     """Return what the process that was started as *who* has printed in the lines that begin with *word*."""
     lines = (play.stage.home / "jobs" / play.name / "logs" / f"{who}.log").read_text().splitlines()
     return [line.split()[1:] for line in lines if line.split()[:1] == [word]]
@@ -70,11 +70,11 @@ def test_a_killed_rank_goes_on_in_a_hot_spare_and_the_others_keep_their_processe
     """The hot spare waits on the spare node; the next one is started when training runs again. Then the node of rank 0 is lost.
 
     That leaves no spare node: a free one of the cluster is taken in, and the next hot spare waits there. With each generation those that
-    live hear where memory is served now: on their own node, and on those without a rank.
+    live learn where memory is served now: on their own node, and on those without a rank.
     """
-    hears = "if order['do'] == 'regroup': print('servers', *order['memory'], flush=True)"
+    on_regroup = "if order['do'] == 'regroup': print('servers', *order['memory'], flush=True)"
     stage.widen({f"node-{number}": f"node-{number}" for number in range(4)})
-    play = begun(stage, "hot-spare", "--on", hears, **SPARE)
+    play = begun(stage, "hot-spare", "--on", on_regroup, **SPARE)
     stands_by(play)
     before = play.pids()
     waiting = next(iter(hot_spares(play).values()))["pid"]
@@ -98,8 +98,8 @@ def test_a_killed_rank_goes_on_in_a_hot_spare_and_the_others_keep_their_processe
     goes_on(play)
     assert [(one.kind, one.action) for one in play.incidents()][1:] == [("node-lost", "replace-ranks")], play.log()
     assert set(newest(play).ranks) <= {"node-1", "node-2"}
-    assert told(play, "servers", "rank-0")[0] == ["node-0", "node-1"]
-    assert told(play, "servers", "hot-spare-0")[-1] == ["node-2"]
+    assert printed_lines(play, "servers", "rank-0")[0] == ["node-0", "node-1"]
+    assert printed_lines(play, "servers", "hot-spare-0")[-1] == ["node-2"]
     stands_by(play)
     assert [place.partition("/")[0] for place in hot_spares(play)] == ["node-3"], play.log()
     assert [mentions(one.text, "node-3") for one in queries.job_events(stage.history, play.job.id) if mentions(one.text, "added")] == [True]
@@ -131,7 +131,7 @@ def test_without_a_hot_spare_a_fresh_process_takes_over_on_the_same_node(stage: 
 
 @pytest.mark.long
 def test_groups_that_broke_without_a_lost_rank_cost_the_step_and_no_process(stage: Stage) -> None:
-    """Every rank tells of a broken connection and lives: all stay where they are, meet again and do the step again."""
+    """Every rank reports a broken connection and lives: all stay where they are, meet again and do the step again."""
     each = "if step == 30 and generation == 1: line.report('broken', generation=1, step=29, group='0', why='Connection reset by peer')"
     play = begun(stage, "blip", "--each", each, **TWO)
     play.steps_to(10)
@@ -205,12 +205,12 @@ def test_ranks_whose_node_refused_them_are_placed_anew_with_the_one_it_refused_t
 
 
 def moved(play: Play, *what: str) -> tuple[int, dict[str, Any]]:
-    """Ask for a planned move as a person does; return the exit status and what was told."""
+    """Ask for a planned move as a person does; return the exit status and what was printed."""
     words = [sys.executable, "-m", "holdfast", "node", "migrate", play.name, *what, "--timeout", "30s", "--json"]
     done = subprocess.run(words, env=play.stage.environment, capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout, done.stderr
-    (told,) = json.loads(done.stdout)["migrations"]
-    return done.returncode, told
+    (output,) = json.loads(done.stdout)["migrations"]
+    return done.returncode, output
 
 
 @pytest.mark.long
@@ -221,22 +221,22 @@ def test_ranks_move_to_another_node_while_training_goes_on(stage: Stage) -> None
     stands_by(play)
     before = play.pids()
     waiting = next(iter(hot_spares(play).values()))["pid"]
-    status, told = moved(play, "--from", "node-0")
-    assert (status, told["moved"]) == (0, True), f"{told}\n{play.log()}"
+    status, output = moved(play, "--from", "node-0")
+    assert (status, output["moved"]) == (0, True), f"{output}\n{play.log()}"
     goes_on(play)
     assert newest(play).ranks == {"node-1": [1], "node-2": [0]}
     assert play.pids() == {0: waiting, 1: before[1]}
     assert play.incidents() == []
     assert [move.after for move in queries.transitions(stage.history, play.job.id)][-2:] == ["MIGRATING", "RUNNING"]
-    status, told = moved(play, "--rank", "1", "--to", "node-0")
-    assert (status, told["moved"]) == (1, False), f"{told}\n{play.log()}"
-    assert "lost" in told["outcome"]
+    status, output = moved(play, "--rank", "1", "--to", "node-0")
+    assert (status, output["moved"]) == (1, False), f"{output}\n{play.log()}"
+    assert "lost" in output["outcome"]
     goes_on(play)
     assert newest(play).number == 2
     assert play.incidents() == []
     assert play.pids() == {0: waiting, 1: before[1]}
-    status, told = moved(play, "--rank", "7")
-    assert (status, "no rank 7" in told["outcome"]) == (1, True)
+    status, output = moved(play, "--rank", "7")
+    assert (status, "no rank 7" in output["outcome"]) == (1, True)
     play.stops()
 
 

@@ -1,4 +1,4 @@
-"""What docs/how-to/prefect-deployments.md tells a newcomer works as it stands there: in a fresh clone, with server, worker and Chromium."""
+"""What docs/how-to/prefect-deployments.md describes works as it stands there: in a fresh clone, with server, worker and Chromium."""
 
 from __future__ import annotations
 

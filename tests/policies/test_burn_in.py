@@ -75,7 +75,7 @@ def test_a_check_travels_as_json() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "given",
     [
         None,
         [],
@@ -87,7 +87,7 @@ def test_a_check_travels_as_json() -> None:
         {"name": "a", "mark": "passed", "words": "", "seconds": True},
     ],
 )
-def test_what_is_no_check_is_refused(told: object) -> None:
+def test_what_is_no_check_is_refused(given: object) -> None:
     """A node in doubt may say anything."""
     with pytest.raises(MalformedData):
-        unpacked(Check, told)
+        unpacked(Check, given)

@@ -55,7 +55,7 @@ def diagnosed(draw: st.DrawFn) -> Case:
 
 @given(diagnosed())
 def test_every_field_of_a_case_survives_a_round_trip(case: Case) -> None:
-    """Equal in all fields, and each fault that was one object is one object again, as rules tell faults apart by identity."""
+    """Equal in all fields, and each fault that was one object is one object again, as rules distinguish faults by identity."""
     back = from_record(through_json(to_record(case)))
     for field in dataclasses.fields(Case):
         assert getattr(back, field.name) == getattr(case, field.name), field.name

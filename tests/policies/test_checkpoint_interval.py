@@ -237,7 +237,7 @@ def test_a_fault_loses_half_an_interval_and_what_its_recovery_takes() -> None:
 
 
 def test_no_save_is_advised_before_the_one_before_is_written() -> None:
-    """Training hardly stands still for one that is written beside it; the disk sets the pace then."""
+    """Training hardly pauses for one that is written beside it; the disk sets the pace then."""
     cheap = IntervalCase(save_s=0.01, step_s=1, between_s=20_000)
     limits = IntervalLimits(least=1, most=10_000)
     assert advise(cheap, limits).steps == 20

@@ -210,7 +210,7 @@ def test_a_decision_names_dropped_and_added_nodes(name: str) -> None:
 
 @each("kind", sorted(CATALOGUE))
 def test_ranks_change_nodes_exactly_when_the_failure_may_follow_the_step(kind: str) -> None:
-    """What comes again with the rank on another node is the script; a kill tells nothing that way, and one node has no other."""
+    """What comes again with the rank on another node is the script; a kill shows nothing that way, and one node has no other."""
     decision = decided("balanced", a_case(kind))
     assert decision.rotate is follows_step(kind)
     assert mentions(decision.reason, "other nodes") is follows_step(kind)

@@ -45,9 +45,9 @@ def test_a_node_is_closed_from_some_time_before_its_window_until_its_end(now: fl
 def test_the_next_one_is_known_long_before() -> None:
     """For those who look; of two the one that begins first."""
     assert planned_outage([ONCE], "a", AT - 1e6) is None
-    told = planned_outage([WEEKLY, ONCE], "b", AT + 86_400, soon=False)
-    assert told is not None
-    assert told.start == AT + 7 * 86_400
+    outage = planned_outage([WEEKLY, ONCE], "b", AT + 86_400, soon=False)
+    assert outage is not None
+    assert outage.start == AT + 7 * 86_400
     both = planned_outage([WEEKLY, ONCE], "a", AT + 3 * HOUR, soon=False)
     assert both is not None
     assert both.reason == "firmware"

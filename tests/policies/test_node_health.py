@@ -64,7 +64,7 @@ def story(*found: ProbeOutcome, every: float = 60.0) -> Iterator[HealthAssessmen
 
 def standings(*found: ProbeOutcome, every: float = 60.0) -> list[str]:
     """Return the standings of such a story."""
-    return [told.status for told in story(*found, every=every)]
+    return [assessment.status for assessment in story(*found, every=every)]
 
 
 WELL = a_node()
@@ -83,8 +83,8 @@ def test_a_probe_without_faults_is_ok_and_its_faults_decide() -> None:
 
 def test_since_is_the_start_of_the_present_health() -> None:
     """Not when the node was last looked at."""
-    told = list(story(WELL, WELL, a_node(ssh=False), a_node(ssh=False)))
-    assert [(one.since, one.at) for one in told] == [(0.0, 0.0), (0.0, 60.0), (120.0, 120.0), (120.0, 180.0)]
+    assessments = list(story(WELL, WELL, a_node(ssh=False), a_node(ssh=False)))
+    assert [(one.since, one.at) for one in assessments] == [(0.0, 0.0), (0.0, 60.0), (120.0, 120.0), (120.0, 180.0)]
 
 
 def test_a_fault_that_comes_and_goes_does_not_make_health_flap() -> None:
@@ -98,7 +98,7 @@ def test_a_fault_that_comes_and_goes_does_not_make_health_flap() -> None:
 def test_a_fault_that_makes_a_node_unhealthy_counts_for_longer() -> None:
     """A line of the log is no state: its silence proves little."""
     bad = a_node(lines=(FATAL,))
-    looks = [bad, *[bad] * CLEAN, bad]  # the line stays in the log, and is told once
+    looks = [bad, *[bad] * CLEAN, bad]  # the line stays in the log, and is reported once
     assert standings(*looks) == ["unhealthy"] * len(looks)
     assert standings(*looks, every=HELD / 2) == ["unhealthy"] * CLEAN + ["healthy"] * (len(looks) - CLEAN)
 
@@ -116,9 +116,9 @@ def test_a_probe_that_could_not_run_changes_no_health() -> None:
     assert standings(a_node(ssh=False), *[DARK] * (CLEAN + 1)) == ["degraded"] * (CLEAN + 2)
     assert standings(WELL, DARK, WELL) == ["healthy", "unknown", "healthy"]
     assert standings(AWAY, DARK) == ["unreachable", "unreachable"]
-    *_, told = story(bad, DARK)
-    assert mentions(told.reason, "changed host key")
-    assert (told.seen, told.at) == (0.0, 60.0)
+    *_, latest = story(bad, DARK)
+    assert mentions(latest.reason, "changed host key")
+    assert (latest.seen, latest.at) == (0.0, 60.0)
 
 
 def test_a_node_that_answers_again_keeps_its_findings() -> None:
@@ -132,18 +132,18 @@ def test_a_part_that_is_not_seen_any_more_is_not_taken_for_healthy() -> None:
     assert standings(half, half) == ["healthy", "healthy"]
     assert standings(WELL, half, half, WELL) == ["healthy", "unknown", "unknown", "healthy"]
     assert standings(a_node(ssh=False), *[half] * (CLEAN + 1)) == ["degraded"] * (CLEAN + 2)
-    *_, told = story(WELL, half)
-    assert mentions(told.reason, "services", "no answer within 8 s")
+    *_, latest = story(WELL, half)
+    assert mentions(latest.reason, "services", "no answer within 8 s")
 
 
 def test_only_changes_are_reported() -> None:
     """Each once, with the reason; a node that is new and well is none."""
     looks = (WELL, WELL, a_node(ssh=False), a_node(ssh=False, errors=50_000), a_node(ssh=False, errors=50_000), AWAY, AWAY, DARK)
-    before, told = None, []
+    before, changes = None, []
     for after in story(*looks):
-        told.append(health_change(before, after))
+        changes.append(health_change(before, after))
         before = after
-    assert [change and (change.before, change.after, [one.kind for one in change.new]) for change in told] == [
+    assert [change and (change.before, change.after, [one.kind for one in change.new]) for change in changes] == [
         None,
         None,
         ("healthy", "degraded", ["service-down"]),
@@ -153,14 +153,14 @@ def test_only_changes_are_reported() -> None:
         None,
         None,
     ]
-    assert told[5] is not None
-    assert mentions(told[5].words, "n0", "degraded -> unreachable", 3, "port 22")
+    assert changes[5] is not None
+    assert mentions(changes[5].words, "n0", "degraded -> unreachable", 3, "port 22")
 
 
 def test_the_end_of_a_fault_is_reported() -> None:
     """With what is over."""
-    told = list(story(a_node(ssh=False), *[WELL] * CLEAN))
-    change = health_change(told[-2], told[-1])
+    assessments = list(story(a_node(ssh=False), *[WELL] * CLEAN))
+    change = health_change(assessments[-2], assessments[-1])
     assert change is not None
     assert mentions(change.words, "n0", "degraded -> healthy", "service-down")
     assert [one.kind for one in change.over] == ["service-down"]
@@ -169,8 +169,8 @@ def test_the_end_of_a_fault_is_reported() -> None:
 @pytest.mark.parametrize("found", [a_node(lines=(FATAL,)), AWAY, DARK])
 def test_a_first_probe_with_faults_is_reported(found: ProbeOutcome) -> None:
     """Somebody should know."""
-    (told,) = story(found)
-    change = health_change(None, told)
+    (assessment,) = story(found)
+    change = health_change(None, assessment)
     assert change is not None
     assert change.reason
 
@@ -194,22 +194,22 @@ def test_a_node_that_answers_again_lists_its_open_faults() -> None:
 
 def test_evidence_has_the_worst_first() -> None:
     """A table shows its begin."""
-    (told,) = story(a_node(lines=(FATAL,), ssh=False))
-    assert [words.partition(":")[0] for words in told.evidence] == ["gpu-off-bus", "service-down"]
-    assert told.is_bad
-    assert told.status == NodeHealthState.UNHEALTHY
+    (assessment,) = story(a_node(lines=(FATAL,), ssh=False))
+    assert [words.partition(":")[0] for words in assessment.evidence] == ["gpu-off-bus", "service-down"]
+    assert assessment.is_bad
+    assert assessment.status == NodeHealthState.UNHEALTHY
 
 
 def test_an_assessment_expires() -> None:
     """Where nobody has looked since, it says nothing of now."""
-    (told,) = story(AWAY)
-    assert told.is_fresh(FRESH)
-    assert not told.is_fresh(FRESH + 1)
+    (assessment,) = story(AWAY)
+    assert assessment.is_fresh(FRESH)
+    assert not assessment.is_fresh(FRESH + 1)
 
 
 def test_a_node_that_is_only_busy_is_not_degraded() -> None:
     """Its load is shown, and says nothing against it."""
     assert isinstance(WELL.host, HostReading)
-    (verdict,) = story(dataclasses.replace(WELL, host=dataclasses.replace(WELL.host, load_5m=90.0)))
-    assert [one.kind for one in verdict.findings] == ["host-overloaded"]
-    assert verdict.status == "healthy"
+    (assessment,) = story(dataclasses.replace(WELL, host=dataclasses.replace(WELL.host, load_5m=90.0)))
+    assert [one.kind for one in assessment.findings] == ["host-overloaded"]
+    assert assessment.status == "healthy"

@@ -56,7 +56,7 @@ def done(answer: Answer) -> Node:
 
 
 def test_the_third_suspicion_within_a_day_quarantines() -> None:
-    """Two make it suspect; one that is a day old does not count any more, nor one that was seen before the last was told."""
+    """Two make it suspect; one that is a day old does not count any more, nor one that was seen before the last was reported."""
     rules = Rules(suspicions=3, suspicion_window=100.0)
     ward = replace(WARD, rules=rules)
     once = done(suspect(FRESH, word(10.0), ward))
@@ -163,7 +163,7 @@ def test_an_uncordon_during_a_burn_in_lets_it_go_on() -> None:
 
 
 def test_of_two_persons_cordons_one_must_be_named() -> None:
-    """A person does not lift another one's by accident; the numbers are told."""
+    """A person does not lift another one's by accident; the numbers are shown."""
     both = done(cordon(done(cordon(FRESH, word(1.0, ANN))), word(2.0, BOB)))
     answer = uncordon(both, word(3.0, ANN))
     assert isinstance(answer, TransitionRefused)
@@ -263,10 +263,10 @@ def test_what_was_done_to_a_node_is_not_its_own() -> None:
     """A fault that another one explains is excused; a node that stays is not asked."""
     root = Fault(kind="gpu-off-bus", at=NOW, node="a", quote="Xid 79")
     other = Fault(kind="gpu-off-bus", at=NOW, node="b", quote="Xid 79")
-    told = replace(a_case(), diagnosis=Diagnosis(root=root, secondary_failures=(other,), reason="", excused=(other,)))
-    assert [one.node for one in find_node_faults(told, ("a", "b"))] == ["a"]
-    assert find_node_faults(told, ("c",)) == []
-    (found,) = find_node_faults(told, ("a",))
+    case = replace(a_case(), diagnosis=Diagnosis(root=root, secondary_failures=(other,), reason="", excused=(other,)))
+    assert [one.node for one in find_node_faults(case, ("a", "b"))] == ["a"]
+    assert find_node_faults(case, ("c",)) == []
+    (found,) = find_node_faults(case, ("a",))
     assert (found.evidence, found.seen) == ((found.reason,), NOW)
     assert mentions(found.reason, "gpu-off-bus", "Xid 79")
 
@@ -281,9 +281,9 @@ def test_a_lost_node_whose_gpu_fell_off_before_answers_for_that() -> None:
 
 def test_correlated_faults_count_against_no_node_and_recurring_ones_against_theirs() -> None:
     """What the rules of the policy noted counts; so do the levels of a policy file."""
-    told = a_case("gpu-off-bus", "a")
-    assert find_node_faults(replace(told, correlated=frozenset({"gpu-off-bus"})), ("a",)) == []
-    soft = replace(told, recommended_actions=RecommendedActions(changed={"gpu-off-bus": RecommendedAction.MONITOR}))
+    case = a_case("gpu-off-bus", "a")
+    assert find_node_faults(replace(case, correlated=frozenset({"gpu-off-bus"})), ("a",)) == []
+    soft = replace(case, recommended_actions=RecommendedActions(changed={"gpu-off-bus": RecommendedAction.MONITOR}))
     assert [one.severe for one in find_node_faults(soft, ("a",))] == [False]
     worn = replace(soft, worn=frozenset({"a"}), notes=("gpu-off-bus for time 4 within 86400 s on a: too often, the node is replaced",))
     (found,) = find_node_faults(worn, ("a",))

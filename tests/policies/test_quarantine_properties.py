@@ -76,7 +76,7 @@ class Wards(RuleBasedStateMachine):
 
     # -- what must never happen -----------------------------------------------------------------------------------------
 
-    def hear(
+    def say_and_check(
         self, name: str, act: Callable[[Node, QuarantineLimits], Answer], *, person: bool = False, lifts: Iterable[int] = ()
     ) -> Answer:
         """Say a word; hold what came of it against what must never happen. A word may lift the cordons *lifts* and no other one."""
@@ -147,14 +147,14 @@ class Wards(RuleBasedStateMachine):
     def suspect(self, name: str, late: float) -> None:
         """See a soft fault."""
         stale = self.now - late <= self.read(name).back
-        answer = self.hear(name, lambda node, ward: needs_action.suspect(node, self.word(PROGRAM, late), ward))
+        answer = self.say_and_check(name, lambda node, ward: needs_action.suspect(node, self.word(PROGRAM, late), ward))
         assert not stale or isinstance(answer, OutOfDate)
 
     @rule(name=A_NODE, late=st.floats(0.0, 80.0))
     def quarantine(self, name: str, late: float) -> None:
         """See a fault that takes the node out."""
         node, out = self.read(name), self.isolated()
-        answer = self.hear(name, lambda node, ward: needs_action.quarantine(node, self.word(PROGRAM, late), ward))
+        answer = self.say_and_check(name, lambda node, ward: needs_action.quarantine(node, self.word(PROGRAM, late), ward))
         if self.now - late <= node.back:
             assert isinstance(answer, OutOfDate)
         elif not node.is_isolated:
@@ -165,7 +165,7 @@ class Wards(RuleBasedStateMachine):
         """See a fault that takes the node out, though more are out than programs may take: a person said so."""
         said = replace(self.word(PROGRAM), approved=PERSON.name)
         before = self.read(name)
-        answer = self.hear(name, lambda node, ward: needs_action.quarantine(node, said, ward), person=True)
+        answer = self.say_and_check(name, lambda node, ward: needs_action.quarantine(node, said, ward), person=True)
         assert not isinstance(answer, NeedsPerson)
         assert before.is_isolated or self.now <= before.back or self.read(name).is_isolated
 
@@ -173,7 +173,7 @@ class Wards(RuleBasedStateMachine):
     def begin_burn_in(self, name: str, number: int, seconds: float) -> None:
         """Begin a burn-in, perhaps for a cordon that is not open."""
         is_open = number in {one.number for one in self.read(name).of_kind(*TESTABLE)}
-        answer = self.hear(name, lambda node, _: needs_action.begin_burn_in(node, self.word(PROGRAM), number, seconds=seconds))
+        answer = self.say_and_check(name, lambda node, _: needs_action.begin_burn_in(node, self.word(PROGRAM), number, seconds=seconds))
         assert is_open or isinstance(answer, OutOfDate)
 
     @precondition(lambda self: any(self.read(name).of_kind(*TESTABLE) for name in NAMES))
@@ -186,13 +186,13 @@ class Wards(RuleBasedStateMachine):
 
     @rule(name=A_NODE, cordon=A_NUMBER, number=A_NUMBER, passed=AN_OUTCOME)
     def a_late_burn_in_ends(self, name: str, cordon: int, number: int, passed: bool | None) -> None:  # noqa: FBT001 (hypothesis names it)
-        """Hear of a burn-in that is mostly not the one that runs."""
+        """Receive the result of a burn-in that is mostly not the one that runs."""
         self.end(name, BurnInAttempt(cordon=cordon, number=number), passed=passed)
 
     @precondition(lambda self: any(one.test for name in NAMES for one in self.read(name).cordons))
     @rule(data=st.data(), passed=AN_OUTCOME)
     def the_burn_in_ends(self, data: st.DataObject, passed: bool | None) -> None:  # noqa: FBT001
-        """Hear of one that runs."""
+        """Receive that of one that runs."""
         running = [
             (name, BurnInAttempt(cordon=one.number, number=one.test)) for name in NAMES for one in self.read(name).cordons if one.test
         ]
@@ -203,7 +203,7 @@ class Wards(RuleBasedStateMachine):
         """End a burn-in; only the one that runs may lift anything."""
         runs = {(one.number, one.test) for one in self.read(name).of_kind(*TESTABLE) if one.test}
         is_it = (ran.cordon, ran.number) in runs
-        answer = self.hear(
+        answer = self.say_and_check(
             name,
             lambda node, _: needs_action.end_burn_in(node, self.word(PROGRAM), ran, passed=passed, rules=RULES),
             lifts={ran.cordon} if passed and is_it else (),
@@ -214,7 +214,7 @@ class Wards(RuleBasedStateMachine):
     def cordon(self, name: str, who: Owner, lasts: float | None) -> None:
         """Hold a node; a program may not."""
         until = None if lasts is None else self.now + lasts
-        answer = self.hear(name, lambda node, _: needs_action.cordon(node, self.word(who), until=until), person=who.person)
+        answer = self.say_and_check(name, lambda node, _: needs_action.cordon(node, self.word(who), until=until), person=who.person)
         assert isinstance(answer, CordonChanged) == who.person
 
     @rule(name=A_NODE, who=WHO, number=st.none() | A_NUMBER)
@@ -222,7 +222,7 @@ class Wards(RuleBasedStateMachine):
         """Lift a person's cordon; a program may not, and where there are several it has to be named."""
         theirs = {one.number for one in self.read(name).of_kind(CordonKind.PERSON)}
         wanted = theirs if number is None else theirs & {number}
-        answer = self.hear(
+        answer = self.say_and_check(
             name, lambda node, _: needs_action.uncordon(node, self.word(who), number), person=True, lifts=wanted if who.person else ()
         )
         assert isinstance(answer, CordonChanged) == (who.person and len(wanted) == 1)
@@ -232,7 +232,7 @@ class Wards(RuleBasedStateMachine):
         """Have jobs leave a node; a program may not, and who says it again opens no second cordon."""
         leave_by = None if seconds is None else self.now + seconds
         before = self.read(name)
-        answer = self.hear(name, lambda node, _: needs_action.drain(node, self.word(who), leave_by=leave_by), person=who.person)
+        answer = self.say_and_check(name, lambda node, _: needs_action.drain(node, self.word(who), leave_by=leave_by), person=who.person)
         assert isinstance(answer, CordonChanged) == who.person
         if who.person:
             after = self.read(name)
@@ -246,7 +246,7 @@ class Wards(RuleBasedStateMachine):
         before = self.read(name)
         asked = {one.number for one in before.cordons if one.drains}
         lifts = asked if who.person else ()
-        answer = self.hear(name, lambda node, _: needs_action.cancel_drain(node, self.word(who)), person=True, lifts=lifts)
+        answer = self.say_and_check(name, lambda node, _: needs_action.cancel_drain(node, self.word(who)), person=True, lifts=lifts)
         assert isinstance(answer, CordonChanged) == (who.person and bool(asked))
         assert self.read(name).drain is None or not who.person
 
@@ -255,7 +255,9 @@ class Wards(RuleBasedStateMachine):
         """Take a node back; a program may not, and a person's cordon stays."""
         before = self.read(name)
         lifts = [one.number for one in before.of_kind(*KEPT)] if who.person else []
-        answer = self.hear(name, lambda node, _: needs_action.return_to_service(node, self.word(who), number), person=True, lifts=lifts)
+        answer = self.say_and_check(
+            name, lambda node, _: needs_action.return_to_service(node, self.word(who), number), person=True, lifts=lifts
+        )
         if isinstance(answer, CordonChanged):
             assert who.person
             assert self.read(name).of_kind(CordonKind.PERSON) == before.of_kind(CordonKind.PERSON)
@@ -263,7 +265,7 @@ class Wards(RuleBasedStateMachine):
     @rule(name=A_NODE, who=WHO)
     def decommission(self, name: str, who: Owner) -> None:
         """Give a node up; a program may not by its word alone."""
-        answer = self.hear(name, lambda node, _: needs_action.decommission(node, self.word(who)), person=True)
+        answer = self.say_and_check(name, lambda node, _: needs_action.decommission(node, self.word(who)), person=True)
         assert who.person or isinstance(answer, TransitionRefused)
 
     # -- always -----------------------------------------------------------------------------------------------------------

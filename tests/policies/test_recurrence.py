@@ -139,7 +139,7 @@ def test_what_is_possible_decides_a_node_stays_where_no_spare_is() -> None:
 
 
 def test_what_ends_processes_is_counted_only_where_somebody_says_so() -> None:
-    """It tells of the script as well, and has a budget of its own."""
+    """It points to the script as well, and has a budget of its own."""
     case = a_case(spares=("s",), earlier=before(10, 20, 30))
     assert passed(LeaveWhenRecurring(), case) == f"{KILL} is not counted"
     assert noted(LeaveWhenRecurring(process_times=4), case).worn == {"a"}
@@ -168,7 +168,7 @@ def test_attempts_of_one_incident_are_one() -> None:
     assert "for time 2" in passed(LeaveWhenRecurring(), a_case(HANGS, spares=("s",), earlier=same))
 
 
-def test_a_device_is_told_from_others_where_it_is_known() -> None:
+def test_a_known_device_is_distinguished_from_others() -> None:
     """Two GPUs with one fault each are no GPU with two."""
     earlier = (*before(10, kind=GPU, device="0000:18:00"), *before(20, kind=GPU, device="0000:3b:00"))
     unknown = a_case(GPU, spares=("s",), earlier=earlier)

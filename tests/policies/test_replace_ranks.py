@@ -21,7 +21,7 @@ ELSEWHERE = HotSpare(id=8, node="s", role=0)
 
 
 def a_loss(kind: str = "worker-sigkill", rank: int | None = 1, *beside: Fault, **facts: Any) -> Case:
-    """Return a case of two nodes with two ranks each, in which something befell *rank*."""
+    """Return a case of two nodes with two ranks each, in which *rank* had a fault."""
     node = next((node for node, ranks in RANKS.items() if rank in ranks), None)
     root = Fault(kind=kind, at=NOW, node=facts.pop("node", node), rank=rank, quote="seen")
     diagnosis = Diagnosis(root=root, secondary_failures=beside, reason=f"{kind} was seen")

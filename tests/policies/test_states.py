@@ -89,9 +89,9 @@ def test_every_event_has_the_sentence_that_the_docs_print() -> None:
     body = next(node.body for node in ast.parse(inspect.getsource(Event)).body if isinstance(node, ast.ClassDef))
     members = [at for at, node in enumerate(body) if isinstance(node, ast.Assign)]
     sentences = [body[at + 1] for at in members if at + 1 < len(body)]
-    told = [one.value.value for one in sentences if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)]
-    assert len(members) == len(told) == len(Event)
-    assert all(isinstance(text, str) and text.endswith(".") for text in told)
+    texts = [one.value.value for one in sentences if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)]
+    assert len(members) == len(texts) == len(Event)
+    assert all(isinstance(text, str) and text.endswith(".") for text in texts)
 
 
 def test_states_are_stored_in_capitals_and_events_in_kebab_case() -> None:

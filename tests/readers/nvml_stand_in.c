@@ -176,9 +176,9 @@ NVML int nvmlDeviceGetGpuFabricInfoV(Device *gpu, Fabric *fabric) {
 }
 #endif
 
-static long heard;
+static long position;
 
-NVML int nvmlEventSetCreate(void **set) { *set = &heard; heard = 0; return (int)number(__func__, OK); }
+NVML int nvmlEventSetCreate(void **set) { *set = &position; position = 0; return (int)number(__func__, OK); }
 NVML int nvmlEventSetFree(void *set) { (void)set; return OK; }
 NVML int nvmlDeviceRegisterEvents(Device *gpu, uint64_t types, void *set) { (void)types; (void)set; ASK(gpu); return OK; }
 NVML int nvmlEventSetWait_v2(void *set, Event *event, unsigned milliseconds) {
@@ -190,8 +190,8 @@ NVML int nvmlEventSetWait_v2(void *set, Event *event, unsigned milliseconds) {
         unsigned index, xid;
         int whole = 0, broken = (int)number("wait", OK);
         if (broken) { if (file) fclose(file); return broken; }
-        if (file && !fseek(file, heard, SEEK_SET) && fscanf(file, "%u %u", &index, &xid) == 2 && fgetc(file) == '\n') {
-            heard = ftell(file);
+        if (file && !fseek(file, position, SEEK_SET) && fscanf(file, "%u %u", &index, &xid) == 2 && fgetc(file) == '\n') {
+            position = ftell(file);
             *event = (Event){.device = &devices[index], .type = 8, .data = xid};
             whole = 1;
         }

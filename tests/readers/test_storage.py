@@ -59,10 +59,10 @@ def test_this_machines_disks_and_mounts_are_read() -> None:
     mounts = mounted()
     assert not isinstance(mounts, Unknown)
     root = with_space(next(mount for mount in mounts if mount.path == "/"))
-    told = os.statvfs("/")
-    assert root.size == told.f_blocks * told.f_frsize
+    figures = os.statvfs("/")
+    assert root.size == figures.f_blocks * figures.f_frsize
     assert not isinstance(root.free, Unknown)
-    assert 0 <= root.free <= told.f_blocks * told.f_frsize
+    assert 0 <= root.free <= figures.f_blocks * figures.f_frsize
 
 
 def test_disks_are_read_from_what_the_kernel_counts(tree: Tree) -> None:
@@ -127,6 +127,6 @@ def test_a_full_disk_and_a_broken_one_are_found(small_disk: Path) -> None:
     (small_disk / "big").unlink()
     trigger = Path("/sys/fs/ext4") / Path(the_mount(small_disk).source).name / "trigger_fs_error"
     if not trigger.exists():
-        pytest.skip("this kernel cannot be told to meet an error")
+        pytest.skip("this kernel cannot be made to meet an error")
     trigger.write_text("1")
     assert sorted(fault.kind for fault in judged(the_mount(small_disk))) == ["filesystem-read-only", "io-errors"]

@@ -41,7 +41,7 @@ def listener(stand_in: StandIn) -> Iterator[Callable[[], subprocess.Popen[str]]]
         yield start
 
 
-def heard(child: subprocess.Popen[str]) -> object:
+def next_line(child: subprocess.Popen[str]) -> object:
     """Return the next line of *child*."""
     assert child.stdout is not None
     return json.loads(child.stdout.readline())
@@ -57,12 +57,12 @@ def ask(child: subprocess.Popen[str], seconds: float) -> None:
 def test_an_xid_is_received_while_waiting(stand_in: StandIn, listener: Callable[[], subprocess.Popen[str]]) -> None:
     """With the PCI address of its GPU; where nothing happens, nothing is received."""
     child = listener()
-    assert heard(child) == []
+    assert next_line(child) == []
     ask(child, 0.01)
-    assert heard(child) == "None"
+    assert next_line(child) == "None"
     ask(child, 60)
     stand_in.happens(1, 79)
-    assert heard(child) == repr(Xid(code=79, bus="0000:28:00.0"))
+    assert next_line(child) == repr(Xid(code=79, bus="0000:28:00.0"))
     child.communicate()
     assert child.returncode == 0
 
@@ -71,19 +71,19 @@ def test_a_gpu_that_cannot_be_watched_does_not_affect_the_others(stand_in: Stand
     """The first GPU refuses; the second one's error is received."""
     stand_in.say("gpu0.nvmlDeviceRegisterEvents 3")
     child = listener()
-    assert heard(child) == [0]
+    assert next_line(child) == [0]
     ask(child, 60)
     stand_in.happens(1, 48)
-    assert "code=48" in str(heard(child))
+    assert "code=48" in str(next_line(child))
 
 
 def test_a_wait_that_fails_is_reported(stand_in: StandIn, listener: Callable[[], subprocess.Popen[str]]) -> None:
     """A GPU that is lost during the wait is not silence."""
     child = listener()
-    heard(child)
+    next_line(child)
     stand_in.say("wait 15")
     ask(child, 60)
-    assert "GPU is lost" in str(heard(child))
+    assert "GPU is lost" in str(next_line(child))
 
 
 def test_without_an_event_set_there_is_an_error(stand_in: StandIn, listener: Callable[[], subprocess.Popen[str]]) -> None:

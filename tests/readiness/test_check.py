@@ -137,20 +137,20 @@ def test_a_host_with_another_user_cannot_save_with_the_others(open_folder: Path)
     if python is None or change is None or os.geteuid() != 0:
         pytest.skip("needs root, setpriv and an interpreter that everybody may use")
 
-    def told(*other: str, **question: Any) -> dict[str, Any]:
+    def probe_answer(*other: str, **question: Any) -> dict[str, Any]:
         source = probe()
         text = f"{len(source.encode())}\n{source}{json.dumps({'mark': 'm', 'seconds': 20, 'token': 't', **question})}\n"
         done = subprocess.run([*other, python, "-I", "-c", BOOT], input=text, capture_output=True, text=True, check=True)
         return dict(json.loads(done.stdout.partition(" ")[2]))
 
     nobody = (change, "--reuid=65534", "--regid=65534", "--clear-groups")
-    left = told(do="leave", folder=str(open_folder / "ckpt"), name="n0")
+    left = probe_answer(do="leave", folder=str(open_folder / "ckpt"), name="n0")
     asked = {"do": "join", "by": "n0", "name": "n1.own", "patience": 3, **left}
-    assert told(**asked) == {"seen": True}
-    assert told(*nobody, **asked) == {"seen": True, "unwritten": "Permission denied"}
+    assert probe_answer(**asked) == {"seen": True}
+    assert probe_answer(*nobody, **asked) == {"seen": True, "unwritten": "Permission denied"}
     Path(left["place"]).chmod(0o700)
-    assert told(*nobody, **asked) == {"seen": True, "unread": "Permission denied"}
-    assert told(do="remove", **left) == {}
+    assert probe_answer(*nobody, **asked) == {"seen": True, "unread": "Permission denied"}
+    assert probe_answer(do="remove", **left) == {}
     assert list(open_folder.iterdir()) == []
     for why in ("unwritten", "unread"):
         one = _node("n1")
@@ -161,7 +161,7 @@ def test_a_host_with_another_user_cannot_save_with_the_others(open_folder: Path)
         assert "`id -u`" in found.cure
 
 
-def _node(name: str, **told: Any) -> Facts:
+def _node(name: str, **changes: Any) -> Facts:
     gpu = {"on_bus": ["0000:18:00.0"], "driver_version": "580.1", "gpus": [{"index": 0}, {"index": 1}]}
     probe = {
         "python": "3.12.1",
@@ -170,15 +170,15 @@ def _node(name: str, **told: Any) -> Facts:
         "limits": {"nofile": [65536, 65536], "memlock": [65536, -1], "nproc": [-1, -1]},
         "infiniband": [],
     }
-    facts = Facts(node=name, probe={**probe, **told.pop("probe", {})}, gpus={**gpu, **told.pop("gpus", {})}, clock=(0.0, 0.1))
+    facts = Facts(node=name, probe={**probe, **changes.pop("probe", {})}, gpus={**gpu, **changes.pop("gpus", {})}, clock=(0.0, 0.1))
     facts.environment = {"in_use": "0.1.0-a-b", "complete": True, "path": "/x/env"}
-    facts.torch = {"version": "2.13.0", "cuda": "13.0", "hip": None, "gloo": True, "devices": 2, "why": "", **told.pop("torch", {})}
+    facts.torch = {"version": "2.13.0", "cuda": "13.0", "hip": None, "gloo": True, "devices": 2, "why": "", **changes.pop("torch", {})}
     facts.node_proxy = {"interface": "eth0", "address": "10.0.0.1"}
     return facts
 
 
 @pytest.mark.parametrize(
-    ("told", "check", "state"),
+    ("changes", "check", "state"),
     [
         ({"torch": {"version": "2.12.0"}}, "torch", ReadinessState.MISSING),
         ({"torch": {"cuda": None, "devices": 0}}, "torch", ReadinessState.MISSING),
@@ -195,9 +195,9 @@ def _node(name: str, **told: Any) -> Facts:
         ({"probe": {"shm": None}}, "memory", ReadinessState.DEGRADED),
     ],
 )
-def test_a_node_that_differs_from_most_is_reported(told: dict[str, Any], check: str, state: ReadinessState) -> None:
+def test_a_node_that_differs_from_most_is_reported(changes: dict[str, Any], check: str, state: ReadinessState) -> None:
     """What this machine cannot have is judged from what such a node would report; the others are fine."""
-    found = [one for one in judge([_node("a"), _node("b"), _node("c", **told)]) if one.state is not ReadinessState.OK]
+    found = [one for one in judge([_node("a"), _node("b"), _node("c", **changes)]) if one.state is not ReadinessState.OK]
     assert [(one.node, one.check, one.state) for one in found] == [("c", check, state)]
     assert all(one.cure for one in found)
 
@@ -226,7 +226,7 @@ def test_a_node_is_compared_with_the_cluster_file(
     nodes: list[dict[str, Any]], declared: dict[str, int], wrong: list[tuple[str, str, str]]
 ) -> None:
     """Only nodes that it does not mention are compared with each other; a torch that all have alike may still not fit their GPUs."""
-    facts = [_node(name, **told) for name, told in zip("abc", nodes, strict=False)]
+    facts = [_node(name, **changes) for name, changes in zip("abc", nodes, strict=False)]
     found = [one for one in judge(facts, gpus=declared) if one.state is not ReadinessState.OK]
     assert [(one.node, one.check) for one in found] == [(node, check) for node, check, _ in wrong]
     for one, (_, _, words) in zip(found, wrong, strict=True):

@@ -226,7 +226,7 @@ def killed(on: Script, number: int = 1) -> None:
 
 
 def stopped(on: Script, number: int = 2) -> None:
-    """Let a rank stand still, so that it is seen late."""
+    """Let a rank pause, so that it is seen late."""
     root = on.fault(
         "worker-stopped", "rank 2 on node-1", rank=2, node="node-1", root=True,
         evidence={"quote": "rank 2 has been stopped by SIGSTOP for 1.0 s", "signal": 19},

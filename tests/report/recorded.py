@@ -72,8 +72,8 @@ def operations_of(schedule: str, ranks: int, microbatches: int) -> list[Operatio
     processes = [context.Process(target=_one, args=(schedule, rank, (ranks, microbatches), port, ends[rank][1])) for rank in range(ranks)]
     for process in processes:
         process.start()
-    for _, told in ends:  # or a rank that fails would be waited for
-        told.close()
+    for _, receiver in ends:  # or a rank that fails would be waited for
+        receiver.close()
     try:
         return [end.recv() for end, _ in ends]
     finally:
@@ -82,7 +82,7 @@ def operations_of(schedule: str, ranks: int, microbatches: int) -> list[Operatio
             process.kill()
 
 
-def _one(schedule: str, rank: int, size: tuple[int, int], port: int, told: Connection) -> None:
+def _one(schedule: str, rank: int, size: tuple[int, int], port: int, sender: Connection) -> None:
     ranks, microbatches = size
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
@@ -104,7 +104,7 @@ def _one(schedule: str, rank: int, size: tuple[int, int], port: int, told: Conne
         batch = torch.ones(microbatches, 4)
         made.step(*([batch] if rank == 0 else []), target=batch, losses=losses)
         dist.barrier()
-    told.send(list(seen))
+    sender.send(list(seen))
     dist.destroy_process_group()
 
 

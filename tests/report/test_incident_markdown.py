@@ -19,7 +19,7 @@ from holdfast.report.case import IncidentCase
 from holdfast.report.pages.job_history import JobHistory
 from holdfast.report.text import incident_text, wording
 from holdfast.report.text.markdown import incident_markdown, plain
-from tests.cli.written_history import a_verdict
+from tests.cli.written_history import an_incident_diagnosis
 from tests.mentions import one_line_mentions
 from tests.report import filled, odd
 
@@ -175,7 +175,7 @@ def test_no_text_changes_the_shape_of_the_markdown(text: str) -> None:
 
 def test_it_says_how_the_incident_was_explained(killed: IncidentCase) -> None:
     """Each explanation with its weight and its evidence; an incident from before that was kept says nothing of it."""
-    written = _written(replace(killed, diagnoses=[a_verdict(killed.incident, 0.8)]))
+    written = _written(replace(killed, diagnoses=[an_incident_diagnosis(killed.incident, 0.8)]))
     for line in (
         "**80.0%** gpu-off-bus on n1",
         "- leaves unexplained worker-sigkill of rank 5 on n2",
@@ -191,7 +191,7 @@ def test_no_evidence_of_an_explanation_changes_the_shape(text: str) -> None:
     incident = Incident(job_id="1", number=1, kind="k", target="s", fault_at=1.0, detected_at=2.0, generation_before=1)
     shapes = []
     for words in (f"x{text}", "word"):
-        verdict = a_verdict(incident, 0.8)
-        verdict.candidates[0]["evidence"][0] |= {"quote": words, "source": words}
-        shapes.append(shape(_written(IncidentCase(incident=incident, faults=[], decisions=[], phases=[], diagnoses=[verdict]))))
+        diagnosis = an_incident_diagnosis(incident, 0.8)
+        diagnosis.candidates[0]["evidence"][0] |= {"quote": words, "source": words}
+        shapes.append(shape(_written(IncidentCase(incident=incident, faults=[], decisions=[], phases=[], diagnoses=[diagnosis]))))
     assert shapes[0] == shapes[1]

@@ -14,8 +14,8 @@ from tests.report.recorded import CHUNKS, FILE, operations_of
 RECORDED: list[dict[str, Any]] = json.loads(FILE.read_text())
 
 
-def told_of(operations: list[Any], *, offset: int = 0, times: int = 1, **more: Any) -> dict[int, ProfileFacts]:
-    """Return what the ranks of a pipeline tell, whose rank r has the number *offset* + r x *times*."""
+def facts_of(operations: list[Any], *, offset: int = 0, times: int = 1, **more: Any) -> dict[int, ProfileFacts]:
+    """Return what the ranks of a pipeline report, whose rank r has the number *offset* + r x *times*."""
     return {
         offset + rank * times: ProfileFacts(operations=[(what, offset + peer * times) for what, peer in done], **more)
         for rank, done in enumerate(operations)
@@ -40,7 +40,7 @@ def claimed(schedule: str, ranks: int, microbatches: int, found: Layout) -> None
 @pytest.mark.parametrize("case", RECORDED, ids=lambda one: f"{one['schedule']} {one['ranks']}x{one['microbatches']}")
 def test_recorded_schedules_are_recognised(case: dict[str, Any]) -> None:
     """GPipe, 1F1B, interleaved 1F1B and looped, by the order of sends and receives alone."""
-    found = recognise(case["ranks"], told_of(case["operations"]))
+    found = recognise(case["ranks"], facts_of(case["operations"]))
     claimed(case["schedule"], case["ranks"], case["microbatches"], found)
 
 
@@ -49,27 +49,27 @@ def test_recorded_schedules_are_recognised(case: dict[str, Any]) -> None:
 def test_a_live_pipeline_is_recognised(schedule: str) -> None:
     """Two processes over gloo, with the torch that is installed."""
     operations = operations_of(schedule, 2, 4)
-    claimed(schedule, 2, 4, recognise(2, told_of(operations)))
+    claimed(schedule, 2, 4, recognise(2, facts_of(operations)))
     assert [[list(one) for one in done] for done in operations] == recorded(schedule, 2, 4)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
-def test_pipelines_side_by_side_are_told_apart(schedule: str) -> None:
+def test_parallel_pipelines_are_distinguished(schedule: str) -> None:
     """Two copies of a pipeline: ranks 0 and 2, ranks 1 and 3."""
     operations = recorded(schedule, 2, 4)
-    told = {
+    facts = {
         rank: ProfileFacts(operations=one.operations, copies=[rank // 2 * 2, rank // 2 * 2 + 1])
         for offset in (0, 1)
-        for rank, one in told_of(operations, offset=offset, times=2).items()
+        for rank, one in facts_of(operations, offset=offset, times=2).items()
     }
-    found = recognise(4, told)
+    found = recognise(4, facts)
     assert (found.pipelines, found.stages) == (((0, 2), (1, 3)), ((0, 1), (2, 3)))
     assert (found.width, found.copies, found.shards, found.schedule) == (2, 2, 1, schedule)
     assert (found.order, found.stage_of(3), found.stage_of(9)) == ([0, 2, 1, 3], 1, None)
 
 
 @pytest.mark.parametrize(
-    ("told", "width", "shards", "copies"),
+    ("facts", "width", "shards", "copies"),
     [
         ({rank: ProfileFacts(copies=range(4)) for rank in range(4)}, 4, 1, 4),
         ({rank: ProfileFacts(copies=[rank], sharded=True) for rank in range(4)}, 4, 4, 1),
@@ -78,9 +78,9 @@ def test_pipelines_side_by_side_are_told_apart(schedule: str) -> None:
     ],
     ids=["DDP", "FSDP2", "HSDP", "one of four"],
 )
-def test_copies_and_shards(told: dict[int, ProfileFacts], width: int, shards: int, copies: int) -> None:
+def test_copies_and_shards(facts: dict[int, ProfileFacts], width: int, shards: int, copies: int) -> None:
     """Without a pipeline all ranks train on data of their own."""
-    found = recognise(4, told)
+    found = recognise(4, facts)
     assert (found.schedule, found.width, found.shards, found.copies) == ("none", width, shards, copies)
 
 
@@ -112,14 +112,14 @@ LONG = [[["send", 1]] * (CUT // 2) + [["recv", 1]] * (CUT // 2), [["recv", 0]] *
 )
 def test_what_is_not_understood_is_unknown_with_the_reason(operations: list[Any], world: int, why: tuple[object, ...]) -> None:
     """Rather than a guess."""
-    found = recognise(world, told_of(operations))
+    found = recognise(world, facts_of(operations))
     assert found.schedule == "unknown"
     assert mentions(found.reason, *why)
 
 
 def test_pipelines_that_differ_are_no_schedule() -> None:
     """One by GPipe, one by 1F1B; and of different lengths."""
-    mixed = told_of(recorded("gpipe", 2, 4)) | told_of(recorded("1f1b", 2, 4), offset=2)
+    mixed = facts_of(recorded("gpipe", 2, 4)) | facts_of(recorded("1f1b", 2, 4), offset=2)
     assert recognise(4, mixed).reason == "the pipelines have different schedules"
-    uneven = told_of(recorded("gpipe", 2, 4)) | told_of(recorded("gpipe", 3, 8), offset=2)
+    uneven = facts_of(recorded("gpipe", 2, 4)) | facts_of(recorded("gpipe", 3, 8), offset=2)
     assert "different lengths: 2, 3 ranks" in recognise(5, uneven).reason

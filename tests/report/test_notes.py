@@ -30,5 +30,5 @@ def test_a_note_about_another_node_is_the_same_cause_and_names_it() -> None:
 
 def test_notes_that_differ_in_words_or_in_whom_they_name_stay_apart() -> None:
     """Numbers of ranks, questions and incidents are names."""
-    assert len(notes("approval 1: may n1 be isolated?", "approval 2: may n1 be isolated?", "spare n3 is gone", "spare n3 is let go")) == 4
+    assert len(notes("approval 1: may n1 be isolated?", "approval 2: may n1 be isolated?", "spare n3 is gone", "spare n3 is released")) == 4
     assert cause_of("rank 3 waited 1.5 s") == cause_of("rank 3 waited 20 ms") != cause_of("rank 4 waited 20 ms")

@@ -63,31 +63,37 @@ def test_what_is_over_soon_is_one_notification() -> None:
     assert desk.opened(an_incident(), 0.0) == []
     desk.closed(ended(), 1.0)
     assert desk.tick(1.0) == []
-    (told,) = desk.tick(1.0 + SETTLE)
-    assert (told.id, told.state, told.level) == ("incident i1", "over", NotificationLevel.INFO)
-    assert mentions(told.subject, "[lab/gpt]", "incident 1", "rank 1", "node-1", "SIGKILL", "260 ms")
-    what, seen, action, everything, where = told.text.split("\n\n")
+    (notification,) = desk.tick(1.0 + SETTLE)
+    assert (notification.id, notification.state, notification.level) == ("incident i1", "over", NotificationLevel.INFO)
+    assert mentions(notification.subject, "[lab/gpt]", "incident 1", "rank 1", "node-1", "SIGKILL", "260 ms")
+    what, seen, action, everything, where = notification.text.split("\n\n")
     assert mentions(what, "14:02:11 UTC", "rank 1", "node-1", "SIGKILL", "hot spare", "node-2", "260 ms", "0 steps")
     assert mentions(seen, "RuntimeError: sizes do not fit in model.py:12")
     assert mentions(action, incident_text.NOTHING_TO_DO)
     assert mentions(everything, "`holdfast incidents show 1 --job gpt`")
     assert mentions(where, "gpt", "lab", "head", LAB.link, "http://ui/1")
-    assert (told.job, told.cluster, told.host, told.nodes, told.link) == ("gpt", "lab", "head", ("node-1",), LAB.link)
+    assert (notification.job, notification.cluster, notification.host, notification.nodes, notification.link) == (
+        "gpt",
+        "lab",
+        "head",
+        ("node-1",),
+        LAB.link,
+    )
     assert desk.tick(1e6) == []
 
 
-def test_what_lasts_is_told_once_while_it_does_and_its_end_replaces_that() -> None:
+def test_a_lasting_incident_is_reported_once_and_its_end_replaces_that() -> None:
     """Whatever was tried in between; who was asked to look learns that nobody need look any more."""
     desk = Notifications(LAB)
     desk.opened(an_incident(), 0.0)
     desk.moved("WAITING", "no node is free")
-    (told,) = desk.tick(PATIENCE)
-    assert (told.state, told.level) == ("open", NotificationLevel.ATTENTION)
-    assert "Now: no node is free" in told.text
+    (notification,) = desk.tick(PATIENCE)
+    assert (notification.state, notification.level) == ("open", NotificationLevel.ATTENTION)
+    assert "Now: no node is free" in notification.text
     assert desk.tick(1e5) == []
     desk.closed(ended(), 2e5)
     (over,) = desk.tick(2e5 + SETTLE)
-    assert (over.id, over.state, over.level) == (told.id, "over", NotificationLevel.RESOLVED)
+    assert (over.id, over.state, over.level) == (notification.id, "over", NotificationLevel.RESOLVED)
 
 
 def test_a_job_that_fails_by_an_incident_is_one_notification() -> None:
@@ -97,14 +103,14 @@ def test_a_job_that_fails_by_an_incident_is_one_notification() -> None:
     desk.moved("FAILED", "no action is left")
     desk.closed(ended(outcome="failed", reason="the same again"), 1.0)
     assert desk.tick(PATIENCE) == []
-    (told,) = desk.last(PATIENCE)
-    assert (told.id, told.state, told.level) == ("incident i1", "ended", NotificationLevel.ATTENTION)
-    assert mentions(told.subject, "[lab/gpt]", "failed", "rank 1", "node-1", "SIGKILL", "incident 1")
-    assert "Why: the same again" in told.text
-    assert "`holdfast run gpt.yaml`" in told.text
+    (notification,) = desk.last(PATIENCE)
+    assert (notification.id, notification.state, notification.level) == ("incident i1", "ended", NotificationLevel.ATTENTION)
+    assert mentions(notification.subject, "[lab/gpt]", "failed", "rank 1", "node-1", "SIGKILL", "incident 1")
+    assert "Why: the same again" in notification.text
+    assert "`holdfast run gpt.yaml`" in notification.text
 
 
-def test_the_end_of_a_job_is_told_and_needs_a_person_only_when_it_failed() -> None:
+def test_the_end_of_a_job_is_sent_and_needs_a_person_only_when_it_failed() -> None:
     """An incident just before is a notification of its own where it recovered."""
     for state, level in (
         ("COMPLETED", NotificationLevel.INFO),
@@ -130,41 +136,45 @@ def test_a_quarantine_belongs_to_its_incident_and_needs_a_person() -> None:
         desk.closed(ended(), 1.0)
         if late:
             desk.quarantined("node-1", "Xid 79")
-        (told,) = desk.tick(1.0 + SETTLE)
-        assert told.level is NotificationLevel.ATTENTION
-        assert told.subject.endswith("recovered in 260 ms; node-1 quarantined")
-        assert "Action: node-1 is quarantined: Xid 79." in told.text
+        (notification,) = desk.tick(1.0 + SETTLE)
+        assert notification.level is NotificationLevel.ATTENTION
+        assert notification.subject.endswith("recovered in 260 ms; node-1 quarantined")
+        assert "Action: node-1 is quarantined: Xid 79." in notification.text
         assert desk.tick(1e6) == []
     desk = Notifications(LAB)
     desk.quarantined("node-3", "suspect too often")
-    (told,) = desk.tick(0.0)
-    assert (told.level, told.subject, told.nodes) == (NotificationLevel.ATTENTION, "[lab/gpt] node-3 quarantined", ("node-3",))
+    (notification,) = desk.tick(0.0)
+    assert (notification.level, notification.subject, notification.nodes) == (
+        NotificationLevel.ATTENTION,
+        "[lab/gpt] node-3 quarantined",
+        ("node-3",),
+    )
 
 
-def test_a_question_is_told_at_once_and_so_is_its_answer() -> None:
+def test_a_question_is_sent_at_once_and_so_is_its_answer() -> None:
     """With how to answer."""
     desk = Notifications(LAB)
     question = ApprovalRequest(
         number=7, cluster="c", job_id="j", job="gpt", about="share", nodes={"n1": {}, "n2": {}}, reason="may they go?", otherwise="keep",
         at=0.0, until=60.0,
     )  # fmt: skip
-    (told,) = desk.asked(question, "`holdfast node approve 7`")
-    assert told.level is NotificationLevel.ATTENTION
-    assert mentions(told.subject, "[lab/gpt]", "approval 7", "n1, n2")
-    assert "`holdfast node approve 7`" in told.text
+    (notification,) = desk.asked(question, "`holdfast node approve 7`")
+    assert notification.level is NotificationLevel.ATTENTION
+    assert mentions(notification.subject, "[lab/gpt]", "approval 7", "n1, n2")
+    assert "`holdfast node approve 7`" in notification.text
     (answered,) = desk.answered(question, "keep n1, n2 by ann")
-    assert (answered.id, answered.level) == (told.id, NotificationLevel.RESOLVED)
+    assert (answered.id, answered.level) == (notification.id, NotificationLevel.RESOLVED)
     assert answered.text.startswith("Answered: keep n1, n2 by ann")
 
 
-def test_of_many_nodes_one_notification_tells() -> None:
+def test_many_nodes_share_one_notification() -> None:
     """A switch that fails is one thing; what needs nobody is left out."""
     changes = {f"n{number}": ("unreachable", "no answer") for number in range(30)} | {"n99": ("healthy", "passed")}
-    told = of_nodes("lab", changes, host="head", link="http://ui/1")
-    assert told is not None
-    assert (told.level, told.cluster, len(told.nodes)) == (NotificationLevel.ATTENTION, "lab", 30)
-    assert told.subject == "[lab] n0, n1, n2, n3, n4 and 25 more unreachable"
-    assert "and 10 more" in told.text
+    notification = of_nodes("lab", changes, host="head", link="http://ui/1")
+    assert notification is not None
+    assert (notification.level, notification.cluster, len(notification.nodes)) == (NotificationLevel.ATTENTION, "lab", 30)
+    assert notification.subject == "[lab] n0, n1, n2, n3, n4 and 25 more unreachable"
+    assert "and 10 more" in notification.text
     assert of_nodes("lab", {"n99": ("healthy", "passed")}, host="head", link="") is None
 
 

@@ -84,7 +84,7 @@ def test_an_earlier_run_is_said_to_be_one(tmp_path: Path) -> None:
 
 
 def test_clocks_that_differ_are_not_trusted(tmp_path: Path) -> None:
-    """Nodes an hour apart are drawn from their own begins; so are ranks that tell of different steps."""
+    """Nodes an hour apart are drawn from their own begins; so are ranks that report different steps."""
     found = profile_of(
         tmp_path, *(profile_files.rank_file(rank, 4, began=profile_files.BEGAN + 3600 * (rank // 2) + 0.001 * rank) for rank in range(4))
     )
@@ -193,7 +193,7 @@ def test_many_ranks_and_many_waits_stay_small(history: History, tmp_path: Path) 
     assert f"{100 - MOST_LANES} are not" in page.read_text()
 
 
-def test_a_place_that_cannot_be_written_is_told(four: JobProfile, history: History) -> None:
+def test_an_unwritable_path_is_reported(four: JobProfile, history: History) -> None:
     """As for a report."""
     job = filled.script(history).write()
     with pytest.raises(NotWritable, match=r"profile /proc/p\.png"):
@@ -210,7 +210,7 @@ def test_an_unknown_kind_of_wait_is_drawn_as_a_collective(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("sight", SIGHT)
 @pytest.mark.parametrize("theme", THEMES)
-def test_colours_are_told_apart_by_every_eye(theme: str, sight: str) -> None:
+def test_colours_differ_for_every_eye(theme: str, sight: str) -> None:
     """Each wait beside computing, the two copies, and the waits that pipelines and sharded jobs mix."""
     of = THEMES[theme]
     pairs = [("--computes", ink.variable) for ink, _ in KINDS.values()]

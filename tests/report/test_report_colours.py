@@ -77,7 +77,7 @@ def test_phases_that_lie_side_by_side_look_different(theme: str, sight: str) -> 
 
 @pytest.mark.parametrize("sight", SIGHT)
 @pytest.mark.parametrize("theme", THEMES)
-def test_what_the_plots_tell_apart_by_colour_looks_different(theme: str, sight: str) -> None:
+def test_colours_that_distinguish_lines_look_different(theme: str, sight: str) -> None:
     """Steps that count and steps given up; the states of the job; an incident on the curve."""
     of = THEMES[theme]
     pairs = [("--loss", "--again"), ("--loss", "--incident"), ("--training", "--recovering"), ("--training", "--starting"),
@@ -107,5 +107,5 @@ def test_every_word_can_be_read(theme: str, ink: str, paper: str) -> None:
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("line", ["--loss", "--again", "--incident", "--training"])
 def test_every_line_stands_out(theme: str, line: str) -> None:
-    """Lines are shapes, not words: 2.1 to 1 at the least, and the main ones are told apart by more than colour."""
+    """Lines are shapes, not words: 2.1 to 1 at the least, and the main ones are distinguished by more than colour."""
     assert contrast(THEMES[theme][line], THEMES[theme]["--card"]) >= 2.1

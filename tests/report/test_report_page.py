@@ -283,10 +283,10 @@ def _bare(text: str) -> JobHistory:
         "explains": [symptom],
         "unexplained": [symptom],
     }
-    verdict = IncidentDiagnosis(
+    diagnosis = IncidentDiagnosis(
         job_id=job.id, incident_id=incident.id, at=1.0, kind=text, target=text, confidence=0.5, reason=text, candidates=[weighed, weighed]
     )
-    case = IncidentCase(incident=incident, faults=[fault], decisions=[], phases=[], diagnoses=[verdict])
+    case = IncidentCase(incident=incident, faults=[fault], decisions=[], phases=[], diagnoses=[diagnosis])
     number, real = np.empty(0, dtype=np.int64), np.empty(0)
     reals = dict.fromkeys(("at", "seconds", "loss", "samples", "tokens"), real)
     empty = StepColumns(generation=number, step=number, **reals, lost=np.empty(0, dtype=np.bool_))

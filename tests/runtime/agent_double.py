@@ -21,7 +21,7 @@ class AgentDouble:
         self.interval: int | None = None
         """Steps between checkpoints that go with the leave to commit."""
         """Whether questions stay unanswered."""
-        self.heard: list[Message] = []
+        self.received: list[Message] = []
         self._connections: list[socket.socket] = []
         self._reading = threading.Event()
         if reading:
@@ -36,7 +36,7 @@ class AgentDouble:
 
     def of(self, kind: str) -> list[Message]:
         """Return all messages of one kind."""
-        return [message for message in list(self.heard) if message["t"] == kind]
+        return [message for message in list(self.received) if message["t"] == kind]
 
     def wait_for(self, kind: str, count: int = 1, **fields: Any) -> list[Message]:
         """Wait until *count* messages of *kind* with these *fields* have come."""
@@ -44,7 +44,7 @@ class AgentDouble:
         def found() -> list[Message]:
             return [message for message in self.of(kind) if fields.items() <= message.items()]
 
-        wait_until(lambda: len(found()) >= count, seconds=60, explain=lambda: f"heard: {self.heard[-20:]}")
+        wait_until(lambda: len(found()) >= count, seconds=60, explain=lambda: f"received: {self.received[-20:]}")
         return found()
 
     def read_on(self) -> None:
@@ -76,7 +76,7 @@ class AgentDouble:
         try:
             while data := connection.recv(65536):
                 for message in lines.feed(data):
-                    self.heard.append(message)
+                    self.received.append(message)
                     if message["t"] == "commit-request" and not self.silent:
                         why = "this generation is the current one" if self.leave else "generation 2 is the current one"
                         connection.sendall(encode({"re": message["id"], "ok": self.leave, "why": why, "every": self.interval}))

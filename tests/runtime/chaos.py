@@ -116,10 +116,10 @@ def _around(kind: type, name: str, before: str, after: str = "") -> None:
     def method(self: Any, *args: Any, **more: Any) -> Any:
         step = getattr(self, "_step", link().step)
         reach(before, step)
-        told = real(self, *args, **more)
+        result = real(self, *args, **more)
         if after:
             reach(after, step)
-        return told
+        return result
 
     setattr(kind, name, method)
 
@@ -127,22 +127,22 @@ def _around(kind: type, name: str, before: str, after: str = "") -> None:
 def _before_answers() -> None:
     """Make a place before each answer to a vote: at ``answer-2`` the root is about to send rank 2 the result of a vote.
 
-    At ``tell-2`` it is about to send rank 2 what rank 0 broadcasts.
+    At ``broadcast-2`` it is about to send rank 2 what rank 0 broadcasts.
     """
-    real, tell, telling = TreePeer.send, World.broadcast, []
+    real, broadcast, in_broadcast = TreePeer.send, World.broadcast, []
 
-    def told(self: World, value: Any) -> Any:
-        telling.append(value)
+    def broadcasting(self: World, value: Any) -> Any:
+        in_broadcast.append(value)
         try:
-            return tell(self, value)
+            return broadcast(self, value)
         finally:
-            telling.pop()
+            in_broadcast.pop()
 
-    World.broadcast = told  # type: ignore[method-assign]
+    World.broadcast = broadcasting  # type: ignore[method-assign]
 
     def send(self: TreePeer, generation: int, number: int, kind: int, body: bytes) -> None:
         if kind == _DOWN:
-            reach(f"{'tell' if telling else 'answer'}-{self.rank}", link().step)
+            reach(f"{'broadcast' if in_broadcast else 'answer'}-{self.rank}", link().step)
         real(self, generation, number, kind, body)
 
     TreePeer.send = send  # type: ignore[method-assign]
@@ -161,7 +161,7 @@ def _before_operations() -> None:
 
 def _in_planned_moves() -> None:
     """Make places at the start of the preparation of a rank and of a new process; have a rank report that it may switch."""
-    build, take_over, hear = LiveMigrations._build, LiveMigrations.take_over, LiveMigrations.receive
+    build, take_over, receive = LiveMigrations._build, LiveMigrations.take_over, LiveMigrations.receive
 
     def preparing(self: LiveMigrations, prepared: Prepared) -> None:
         reach("preparing")
@@ -171,12 +171,12 @@ def _in_planned_moves() -> None:
         reach("coming")
         take_over(self, command)
 
-    def heard(self: LiveMigrations, command: Message) -> None:
-        hear(self, command)
+    def receiving(self: LiveMigrations, command: Message) -> None:
+        receive(self, command)
         if command.get("do") == "switch":
             link().report("may switch", generation=command["generation"])
 
-    LiveMigrations._build, LiveMigrations.take_over, LiveMigrations.receive = preparing, coming, heard  # type: ignore[method-assign]
+    LiveMigrations._build, LiveMigrations.take_over, LiveMigrations.receive = preparing, coming, receiving  # type: ignore[method-assign]
 
 
 if "CHAOS" in os.environ:  # in a worker: a test that only names faults must not break its own process

@@ -50,8 +50,10 @@ class Workers:
 
     def fork(self, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
         """Start a worker that runs *argv*; return its pid."""
-        told = self._ask({"argv": list(argv), "environment": {**self.environment, **environment}, "log": str(log), "directory": str(ROOT)})
-        return int(told["pid"])
+        answer = self._ask(
+            {"argv": list(argv), "environment": {**self.environment, **environment}, "log": str(log), "directory": str(ROOT)}
+        )
+        return int(answer["pid"])
 
     def ended(self) -> dict[int, int]:
         """Return the exit status (negative: the signal) of every worker that has ended, by pid."""
@@ -82,9 +84,9 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a job ended: what each rank *told* at its end, the *losses* it committed by step, and its last exit *status*."""
+    """How a job ended: the *results* of each rank, the *losses* it committed by step, and its last exit *status*."""
 
-    told: list[Any]
+    results: list[Any]
     losses: list[dict[int, float | None]]
     status: list[int]
 
@@ -105,7 +107,7 @@ class FlowDouble:
         self.generation, self.serve, self.stride = 1, 0, more.get("stride", 2)
         self.newest = 1
         """The highest number that a generation was ever to have: one that came to nothing leaves its own unused."""
-        self.heard: list[Message] = []
+        self.received: list[Message] = []
         """Every message, with the pid of its sender."""
         self.pids: dict[int | str, int] = {}
         """Of the present process of each rank, and of each hot spare (``"s0"``)."""
@@ -114,9 +116,9 @@ class FlowDouble:
         self.changes = dict.fromkeys(range(ranks), 0)
         """How often each rank went to another process."""
         self.every: int | None = None
-        """Steps between checkpoints that the coming generation is told of."""
+        """Steps between checkpoints that the coming generation uses."""
         self.interval: int | None = None
-        """Steps between checkpoints that rank 0 is told of when it saves."""
+        """Steps between checkpoints that rank 0 gets when it saves."""
         self.servers: Mapping[str, tuple[str, int]] = more.get("servers", {})
         """Where the memory of nodes is served from the coming generation on."""
         self.places = {rank: f"node-{rank // self.stride}" for rank in range(ranks)}
@@ -147,7 +149,7 @@ class FlowDouble:
     def hot_spare(
         self, number: int, roles: Sequence[Sequence[int]] | None = None, park: int = 0, *, environment: Mapping[str, str] | None = None
     ) -> None:
-        """Start a hot spare; `hear` returns when it is offloaded."""
+        """Start a hot spare; `receive` returns when it is offloaded."""
         known = [list(role) for role in roles or [range(self.ranks)]]
         status = {"HOLDFAST_HOT_SPARE": str(number), "HOLDFAST_ROLES": json.dumps(known), "HOLDFAST_WAITING_ROLE": str(park)}
         self._fork(f"s{number}", {**self._of(min(known[park])), **status, **(environment or {})}, f"hot-spare-{number}")
@@ -232,14 +234,14 @@ class FlowDouble:
                     if message["t"] == "register-successor":
                         self._succeed(pid, message["pid"])
                         line.sendall(encode({"re": message["id"], "ok": True, "why": ""}))
-                    self.heard.append({**message, "pid": pid})
+                    self.received.append({**message, "pid": pid})
 
     def of(self, word: str, key: int | str | None = None) -> list[Message]:
         """Return the messages *word*, of the current process of *key* if it is given."""
         pid = None if key is None else self.pids[key]
-        return [one for one in list(self.heard) if one["t"] == word and pid in (None, one["pid"])]
+        return [one for one in list(self.received) if one["t"] == word and pid in (None, one["pid"])]
 
-    def hear(self, word: str, key: int | str | None = None, **fields: Any) -> Message:
+    def receive(self, word: str, key: int | str | None = None, **fields: Any) -> Message:
         """Wait for a message *word* with these *fields*, from *key* if it is given."""
         found = self.until(lambda: [one for one in self.of(word, key) if fields.items() <= one.items()], f"'{word}' of {key} with {fields}")
         return found[0]
@@ -265,7 +267,7 @@ class FlowDouble:
 
     def logs(self) -> str:
         """Return the ends of all logs and of the messages."""
-        said = [{name: value for name, value in one.items() if name != "traceback"} for one in list(self.heard) if one["t"] != "beat"]
+        said = [{name: value for name, value in one.items() if name != "traceback"} for one in list(self.received) if one["t"] != "beat"]
         texts = [f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.folder.glob("*.log"))]
         return "\n".join([*texts, "--- said", *(str(one) for one in said[-40:])])
 
@@ -283,7 +285,7 @@ class FlowDouble:
                 with suppress(ProcessLookupError):
                     self.kill(rank)
             else:
-                self._tell(rank, {"do": "abandon", "generation": self.generation, "lost": list(lost)})
+                self._send(rank, {"do": "abandon", "generation": self.generation, "lost": list(lost)})
 
     def shrink(self, lost: Sequence[int]) -> None:
         """End the generation and begin the next without the *lost* ranks."""
@@ -296,7 +298,7 @@ class FlowDouble:
             self.serve = min(self.incarnations)
             self._store = ("127.0.0.1", free_port())
         for rank in self.incarnations:
-            self._tell(rank, {"do": "regroup", **self._facts(self.generation, [], since), "rank": rank})
+            self._send(rank, {"do": "regroup", **self._facts(self.generation, [], since), "rank": rank})
 
     def regroup(self, lost: Sequence[int] = (), hot_spares: Mapping[int, str] | None = None, *, fork: bool = True) -> Callable[[], None]:
         """End the generation and begin the next: *lost* ranks go to *hot_spares*, or to new processes; so do vacant ones named there.
@@ -320,7 +322,7 @@ class FlowDouble:
                 self.pids[rank] = self.pids.pop((hot_spares or {})[rank])
                 self._rank_of[self.pids[rank]] = rank
                 more = {"environment": self._of(rank), "log": str(self.folder / f"rank-{rank}.log")}
-            self._tell(rank, {**facts, "rank": rank, **more})
+            self._send(rank, {**facts, "rank": rank, **more})
 
         def start() -> None:
             for rank in fresh:
@@ -346,22 +348,22 @@ class FlowDouble:
             "memory": dict(self.servers),
         }
 
-    def _tell(self, rank: int, message: Message) -> None:
+    def _send(self, rank: int, message: Message) -> None:
         with suppress(OSError):  # it has died meanwhile: the flow learns that later
             self.send(rank, message)
 
     def mended(self) -> list[Message]:
         """Wait until every rank has regrouped in the current generation; return their reports."""
 
-        def told() -> dict[int, Message]:
+        def regrouped() -> dict[int, Message]:
             assert not [one for one in self.of("recovery-failed") if one["generation"] == self.generation], self.logs()
             return {one["pid"]: one for one in self.of("regrouped") if one["generation"] == self.generation}
 
         def present() -> set[int]:  # asked each time: a hot spare's successor may come meanwhile
             return {self.pids[rank] for rank in self.incarnations}
 
-        self.until(lambda: told().keys() >= present(), f"the regrouping of all in generation {self.generation}")
-        return [told()[self.pids[rank]] for rank in self.incarnations]
+        self.until(lambda: regrouped().keys() >= present(), f"the regrouping of all in generation {self.generation}")
+        return [regrouped()[self.pids[rank]] for rank in self.incarnations]
 
     # -- planned moves ------------------------------------------------------------------------------------------------
 
@@ -373,7 +375,7 @@ class FlowDouble:
             facts |= {"serve": min(set(range(self.ranks)) - {rank}), "store": ["127.0.0.1", free_port()]}
         self.moving, self.coming = (rank, hot_spare, facts), {rank: hot_spare}
         for one in range(self.ranks):
-            self._tell(one, {**facts, "rank": one})
+            self._send(one, {**facts, "rank": one})
         environment = {**self._of(rank), "HOLDFAST_GENERATION": str(self.newest)}
         self.send(hot_spare, {**facts, "rank": rank, "environment": environment, "log": str(self.folder / f"rank-{rank}.log")})
 
@@ -384,7 +386,7 @@ class FlowDouble:
         facts["world"] = len(self.incarnations) + len(hot_spares)
         self.coming = dict(hot_spares)
         for one in self.incarnations:
-            self._tell(one, {**facts, "rank": one})
+            self._send(one, {**facts, "rank": one})
         for rank, hot_spare in hot_spares.items():
             environment = {**self._of(rank), "HOLDFAST_GENERATION": str(self.newest)}
             self.send(hot_spare, {**facts, "rank": rank, "environment": environment, "log": str(self.folder / f"rank-{rank}.log")})
@@ -392,7 +394,7 @@ class FlowDouble:
     def grown(self) -> None:
         """Wait until all have switched."""
         for hot_spare in self.coming.values():
-            self.hear("switched", hot_spare, generation=self.newest)
+            self.receive("switched", hot_spare, generation=self.newest)
         self.generation = self.newest
         for rank, hot_spare in self.coming.items():
             self.pids[rank] = self.pids.pop(hot_spare)
@@ -400,26 +402,26 @@ class FlowDouble:
             self.incarnations[rank] = self.generation
             self.changes[rank] += 1
         for one in self.incarnations:
-            self.hear("switched", one, generation=self.generation)
+            self.receive("switched", one, generation=self.generation)
 
     def prepared(self) -> None:
         """Wait until all ranks and the new process are ready to switch."""
         keys: list[int | str] = [*self.incarnations, *self.coming.values()]
         for key in keys:
-            self.hear("prepared", key, generation=self.newest)
+            self.receive("prepared", key, generation=self.newest)
 
     def may_switch(self) -> None:
         """Allow all to switch; wait until each rank knows, so that its next vote says so."""
         for rank in self.incarnations:
             self.send(rank, {"do": "switch", "generation": self.newest})
         for rank in self.incarnations:
-            self.hear("may switch", rank, generation=self.newest)
+            self.receive("may switch", rank, generation=self.newest)
 
     def switched(self) -> list[Message]:
         """Wait until all have switched and the leaving process has exited; return their reports by rank."""
         rank, hot_spare, facts = self.moving
         leaver = self.pids[rank]
-        self.hear("departed", rank)
+        self.receive("departed", rank)
         self.until(lambda: leaver in self.workers.ended(), f"the end of the process that rank {rank} left")
         assert self.workers.ended()[leaver] == 0, self.logs()
         self.pids[rank] = self.pids.pop(hot_spare)
@@ -427,12 +429,12 @@ class FlowDouble:
         self.generation, self.serve, self._store = self.newest, facts["serve"], (facts["store"][0], facts["store"][1])
         self.incarnations[rank] = self.generation
         self.changes[rank] += 1
-        return [self.hear("switched", one, generation=self.generation) for one in range(self.ranks)]
+        return [self.receive("switched", one, generation=self.generation) for one in range(self.ranks)]
 
     def forget(self) -> None:
         """Cancel the migration: living ranks drop it, and the new process exits."""
         for rank in range(self.ranks):
-            self._tell(rank, {"do": "forget", "generation": self.newest})
+            self._send(rank, {"do": "forget", "generation": self.newest})
         with suppress(ProcessLookupError):
             self.kill(self.moving[1])
         self.until_dead(self.moving[1])
@@ -444,10 +446,10 @@ class FlowDouble:
         mine = [self.pids[rank] for rank in self.incarnations]
         status = self.until(lambda: (ended := self.workers.ended()).keys() >= set(mine) and [ended[pid] for pid in mine], "the end of all")
         assert status
-        told = [
-            json.loads(path.read_text()) if (path := self.folder / f"told-{rank}.json").exists() else None for rank in range(self.ranks)
+        results = [
+            json.loads(path.read_text()) if (path := self.folder / f"result-{rank}.json").exists() else None for rank in range(self.ranks)
         ]
-        return Ended(told, self.losses(), status)
+        return Ended(results, self.losses(), status)
 
     def losses(self) -> list[dict[int, float | None]]:
         """Return the losses that each rank committed, by step; a repeated step must have the same loss."""
@@ -489,7 +491,7 @@ def assert_undisturbed(flow: FlowDouble, whole: Ended) -> None:
     """Assert that every rank has the final parameters, and every committed step the loss, of the undisturbed run."""
     ended = flow.finish()
     assert ended.status == [0] * flow.ranks, flow.logs()
-    assert ended.told == whole.told
+    assert ended.results == whole.results
     for rank, losses in enumerate(ended.losses):
         assert losses.items() <= whole.losses[rank].items()
         assert len(losses) == UNTIL or flow.changes[rank], f"rank {rank} has left out a step"

@@ -78,8 +78,8 @@ def main() -> None:
             assert not was_killed(begun(mine, memstore, directory))
         ends = [was_killed(pid) for pid in alive]
         assert not any(ends)
-        told = {"at": number, "killed": killed, "whole": bool(there), "after": whole(directory), "seconds": time.monotonic() - since}
-        print(json.dumps(told), flush=True)
+        result = {"at": number, "killed": killed, "whole": bool(there), "after": whole(directory), "seconds": time.monotonic() - since}
+        print(json.dumps(result), flush=True)
         shutil.rmtree(directory)
         shutil.copytree(before, directory)
         for request, its in requests:

@@ -53,9 +53,9 @@ def fork(order: dict[str, Any], rank: int) -> int:
     status, answer = 1, (folder / f"{rank}.json").open("w")  # opened now: a scenario may give up its rights
     try:
         home, _, name = order["scenario"].partition(":")
-        told = getattr(importlib.import_module(home), name)(**order["arguments"])
+        result = getattr(importlib.import_module(home), name)(**order["arguments"])
         with answer:
-            json.dump(told, answer)
+            json.dump(result, answer)
         status = 0
     except BaseException as error:  # noqa: BLE001 (whatever it is belongs into the rank's log)
         traceback.print_exc()

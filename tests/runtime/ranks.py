@@ -20,10 +20,10 @@ ROOT = Path(__file__).parent.parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How one rank exited: its exit *status* (negative: the signal), what it *told*, and its *log*."""
+    """How one rank exited: its exit *status* (negative: the signal), its *result*, and its *log*."""
 
     status: int
-    told: Any
+    result: Any
     log: str
 
 
@@ -39,16 +39,16 @@ class Run:
         """Return how each rank ended."""
         statuses = self._answer()["statuses"]
         self.ended = True
-        return [Ended(status, self._told(rank), (self._folder / f"{rank}.log").read_text()) for rank, status in enumerate(statuses)]
+        return [Ended(status, self._result(rank), (self._folder / f"{rank}.log").read_text()) for rank, status in enumerate(statuses)]
 
-    def told(self) -> list[Any]:
+    def results(self) -> list[Any]:
         """Return the result of each rank; all exited with status 0."""
         ended = self.wait()
         logs = "\n".join(f"--- rank {rank}: {one.status}\n{one.log}" for rank, one in enumerate(ended))
         assert all(one.status == 0 for one in ended), logs
-        return [one.told for one in ended]
+        return [one.result for one in ended]
 
-    def _told(self, rank: int) -> Any:
+    def _result(self, rank: int) -> Any:
         path = self._folder / f"{rank}.json"
         return json.loads(path.read_text() or "null")
 
@@ -100,7 +100,7 @@ class Ranks:
 
     def run(self, scenario: str, ranks: int = 1, environment: Mapping[str, str] | None = None, **arguments: Any) -> list[Any]:
         """Run *scenario* and return the result of each rank."""
-        return self.start(scenario, ranks, environment, **arguments).told()
+        return self.start(scenario, ranks, environment, **arguments).results()
 
     def _end_latest(self) -> None:
         """Kill the ranks that a failed test has left running."""

@@ -59,7 +59,7 @@ def rewrite(folder: Path, change: Change) -> None:
     one = VerifiedCheckpoint(folder)
     tensors, trees = {key: one.read(key) for key in one.shapes}, dict(one.trees)
     change(tensors, trees)
-    tensors |= {f"tree.{rank:05d}": tree.to_bytes(told) for rank, told in trees.items()}
+    tensors |= {f"tree.{rank:05d}": tree.to_bytes(state) for rank, state in trees.items()}
     shutil.rmtree(folder)
     (part,) = write(tensors, folder, World.current(), lowest=frozenset(), own="")
     files = {**part.files, **write_metadata(part.chunks, folder)}

@@ -110,7 +110,7 @@ def train(
             losses[str(step.number)] = session.loss
             if step.number == dies_after:
                 _die(losses)
-        return _told(session, losses, model, loader) | {"began": began}
+        return _result(session, losses, model, loader) | {"began": began}
 
 
 def _data(workers: int) -> DataLoader[Tensor]:
@@ -142,7 +142,7 @@ def _die(losses: dict[str, float | None]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _told(session: Session, losses: dict[str, float | None], model: nn.Module, loader: holdfast.Loader) -> dict[str, Any]:
+def _result(session: Session, losses: dict[str, float | None], model: nn.Module, loader: holdfast.Loader) -> dict[str, Any]:
     return {
         "losses": losses,
         "model": numbers(model),
@@ -167,7 +167,7 @@ def train_as_nobody(directory: str, **arguments: Any) -> dict[str, Any]:
 
 def half_precision(directory: str) -> dict[str, Any]:
     """Save and restore an optimizer that keeps float32 moments of bfloat16 weights."""
-    told: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for turn in ("saved", "restored"):
         model = nn.Linear(4, 4, dtype=torch.bfloat16)
         optimizer = torch.optim.AdamW(model.parameters())
@@ -180,8 +180,8 @@ def half_precision(directory: str) -> dict[str, Any]:
                         state["exp_avg"] = state["exp_avg"].float() + 1e-6
                     step.end()
             moment = optimizer.state[model.weight]["exp_avg"]
-            told[turn] = [str(moment.dtype), moment.tolist()]
-    return told
+            found[turn] = [str(moment.dtype), moment.tolist()]
+    return found
 
 
 def lose_a_peer(how: str) -> list[dict[str, Any]]:

@@ -55,7 +55,7 @@ def assert_equal(flow: FlowDouble, whole: Ended) -> None:
     """Assert equal weights, rates and losses, and that each process was the rank that it had, in every place that knows one."""
     ended = flow.finish()
     assert ended.status == [0, 0], flow.logs()
-    assert ended.told == whole.told
+    assert ended.results == whole.results
     for rank, losses in enumerate(ended.losses):
         assert losses == {step: loss for step, loss in whole.losses[rank].items() if step in losses}
         seen = json.loads((flow.folder / f"seen-{rank}.json").read_text())
@@ -79,11 +79,11 @@ def test_a_lost_rank_without_a_place_restarts_the_others(loop: Callable[..., Flo
     """Accelerate has cached the number of ranks: the ranks never say that they divide a step's batch, so the controller restarts all."""
     flow = loop(save=1, chaos=[fault(1, "backward", 6)])
     flow.until_dead(1)
-    roles = flow.hear("roles", 0)
+    roles = flow.receive("roles", 0)
     assert not roles.get("copies"), "with copies of the model the controller would shrink the job in its processes"
     flow.ranks = 1
     flow.restart()
-    assert flow.hear("resumed", 0, generation=2)["step"] == 5
+    assert flow.receive("resumed", 0, generation=2)["step"] == 5
     assert flow.until(lambda: flow.workers.ended().get(flow.pids[0], -1) == 0, "the end of rank 0")
     seen = json.loads((flow.folder / "seen-0.json").read_text())
     assert seen[0]["step"] == 6
@@ -97,7 +97,7 @@ def test_with_stock_groups_all_restart_in_the_middle_of_an_epoch(loop: Callable[
     flow = loop("stock", save=1, chaos=[fault(0, "backward", 6)])
     flow.until_dead(0)
     flow.restart()
-    assert flow.hear("resumed", 1, generation=2)["step"] == 5
+    assert flow.receive("resumed", 1, generation=2)["step"] == 5
     assert_equal(flow, whole)
 
 

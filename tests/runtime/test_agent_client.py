@@ -62,8 +62,8 @@ def test_every_message_arrives_unchanged(line_to: Lines, agent: AgentDouble) -> 
     line.storage_error("checkpoint-torn", None, Path("/c"), "why")
     line.finished(10)
     agent.wait_for("finished")
-    assert math.isnan(agent.heard.pop(5)["loss"])
-    assert agent.heard == [
+    assert math.isnan(agent.received.pop(5)["loss"])
+    assert agent.received == [
         {"t": "hello", "protocol": 1, "rank": 3, "generation": 5},
         {"t": "mark", "name": "group", "seconds": 0.25, "generation": 5},
         {"t": "resumed", "step": 8, "path": "/c/step-00000008", "generation": 5},
@@ -84,8 +84,8 @@ def test_an_exception_is_sent_once_with_the_current_step(line_to: Lines, agent: 
     line.step = 4
     line.exception(ValueError("first"))
     line.exception(ValueError("second"))
-    told = agent.wait_for("exception")
-    assert [(one["type"], one["message"], one["step"]) for one in told] == [("ValueError", "first", 4)]
+    report = agent.wait_for("exception")
+    assert [(one["type"], one["message"], one["step"]) for one in report] == [("ValueError", "first", 4)]
 
 
 def test_without_an_agent_nothing_happens() -> None:
@@ -160,11 +160,11 @@ def test_the_agent_gives_permission_to_commit(line_to: Lines, agent: AgentDouble
     assert mentions(refused.why, "generation 2")
 
 
-@pytest.mark.parametrize(("said", "heard"), [(None, None), (250, 250), (0, None), (-3, None), (True, None), ("7", None), (2.5, None)])
-def test_a_new_checkpoint_interval_arrives_with_the_permission(line_to: Lines, agent: AgentDouble, said: Any, heard: int | None) -> None:
+@pytest.mark.parametrize(("said", "expected"), [(None, None), (250, 250), (0, None), (-3, None), (True, None), ("7", None), (2.5, None)])
+def test_a_new_checkpoint_interval_arrives_with_the_permission(line_to: Lines, agent: AgentDouble, said: Any, expected: int | None) -> None:
     """Anything but a positive number of steps is ignored."""
     agent.interval = said
-    assert line_to(agent.path).may_commit(1).every == heard
+    assert line_to(agent.path).may_commit(1).every == expected
 
 
 def test_an_agent_that_does_not_answer_gives_no_permission(line_to: Lines, agent: AgentDouble) -> None:
@@ -221,8 +221,8 @@ def test_a_forked_child_does_not_send_for_its_parent(agent: AgentDouble, monkeyp
         assert worker.wait(10) == 0
         assert ended.wait(10), "the child holds the line open"
         os.kill(child, 9)
-    assert [message["t"] for message in agent.heard] == ["hello", "finished"]
-    assert agent.heard[1]["step"] == 7
+    assert [message["t"] for message in agent.received] == ["hello", "finished"]
+    assert agent.received[1]["step"] == 7
 
 
 def test_the_connection_does_not_import_torch() -> None:
@@ -230,5 +230,5 @@ def test_the_connection_does_not_import_torch() -> None:
     code = (
         "import sys, holdfast, holdfast.runtime.agent_client as l; print('torch' in sys.modules, 'numpy' in sys.modules, l.link().attached)"
     )
-    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert told.stdout.split() == ["False", "False", "False"]
+    completed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert completed.stdout.split() == ["False", "False", "False"]

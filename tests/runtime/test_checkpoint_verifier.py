@@ -51,13 +51,13 @@ def broken_by(made: Made, change: Change) -> str:
 
 def test_an_unchanged_checkpoint_is_proven(made: Made) -> None:
     """The disk, the memory, and both compared; what cannot be proven is listed."""
-    told = disk(made)
-    assert told["broken"] == []
-    assert any(mentions(line, "progress", f"step {STEP}") for line in told["proven"])
-    assert any(mentions(line, "optimizer.0", STEP) for line in told["proven"])
-    assert any(mentions(line, "random generators", "2 ranks") for line in told["proven"])
-    assert any(mentions(line, "positions", "epoch") for line in told["proven"])
-    assert any(mentions(line, "tensors", "step number") for line in told["unproven"])
+    reported = disk(made)
+    assert reported["broken"] == []
+    assert any(mentions(line, "progress", f"step {STEP}") for line in reported["proven"])
+    assert any(mentions(line, "optimizer.0", STEP) for line in reported["proven"])
+    assert any(mentions(line, "random generators", "2 ranks") for line in reported["proven"])
+    assert any(mentions(line, "positions", "epoch") for line in reported["proven"])
+    assert any(mentions(line, "tensors", "step number") for line in reported["unproven"])
     both = memory(made, twin=True)
     assert both["broken"] == []
     assert any(mentions(line, "checkpoint", f"step {STEP}", "snapshots", "equal to the bit") for line in both["proven"])
@@ -126,8 +126,8 @@ def test_a_counter_that_differs_from_the_others_is_unproven(made: Made) -> None:
     """It may be correct, where a parameter had no gradient: it is listed as unproven."""
 
     def change(tensors: dict[str, torch.Tensor], trees: dict[int, Any]) -> None:
-        for told in trees.values():
-            state = next(iter(told["optimizers"][0]["state"].values()))
+        for state_tree in trees.values():
+            state = next(iter(state_tree["optimizers"][0]["state"].values()))
             if isinstance(state["step"], torch.Tensor):
                 state["step"] = torch.tensor(7.0)
             else:
@@ -165,15 +165,15 @@ def test_snapshots_that_do_not_match_are_reported(made: Made, case: str) -> None
     change, words = SNAPSHOTS[case]
     files = made.snapshots()
     reseal(files[1], change)
-    told = findings({"memory": [str(path) for path in files], "world": 2})
-    assert words in "\n".join(told.broken)
+    reported = findings({"memory": [str(path) for path in files], "world": 2})
+    assert words in "\n".join(reported.broken)
 
 
 def test_a_missing_rank_is_reported(made: Made) -> None:
     """Its per-rank state is missing, and what only it had of a shard."""
     first, _ = made.snapshots()
-    told = "\n".join(findings({"memory": [str(first)], "world": 2}).broken)
-    assert mentions(told, "per-rank state of rank 1")
+    broken = "\n".join(findings({"memory": [str(first)], "world": 2}).broken)
+    assert mentions(broken, "per-rank state of rank 1")
 
 
 def test_a_tampered_tensor_in_memory_is_found_by_comparing(made: Made) -> None:
@@ -181,8 +181,8 @@ def test_a_tampered_tensor_in_memory_is_found_by_comparing(made: Made) -> None:
     reseal(made.snapshots()[0], lambda data, _blobs, _label: data.__setitem__(5, data[5] ^ 1))
     assert memory(made)["broken"] == []
     assert disk(made)["broken"] == []
-    told = "\n".join(memory(made, twin=True)["broken"])
-    assert "'model.0.weight'" in told
+    broken = "\n".join(memory(made, twin=True)["broken"])
+    assert "'model.0.weight'" in broken
 
 
 def test_a_tampered_tensor_on_the_disk_is_found_by_comparing(made: Made) -> None:

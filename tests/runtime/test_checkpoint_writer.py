@@ -57,7 +57,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", place], check=True)
 
 
-class Told(AgentLink):
+class RecordingLink(AgentLink):
     """A connection without an agent, which records messages and gives permission unless set otherwise."""
 
     def __init__(self) -> None:
@@ -111,10 +111,13 @@ def request_for(
     return request
 
 
-def carried_out(folder: Path, requests: list[WriteRequest]) -> Told:
+def carried_out(folder: Path, requests: list[WriteRequest]) -> RecordingLink:
     """Carry *requests* out, each as if on its own node; return the recorded messages."""
-    told = Told()
-    jobs = [WriteTask(request, store_of(folder, request.rank), told, WriteRate(None), StorageErrorReporter(told)) for request in requests]
+    reported = RecordingLink()
+    jobs = [
+        WriteTask(request, store_of(folder, request.rank), reported, WriteRate(None), StorageErrorReporter(reported))
+        for request in requests
+    ]
     threads = [threading.Thread(target=job.run) for job in jobs]
     for thread in threads:
         thread.start()
@@ -122,7 +125,7 @@ def carried_out(folder: Path, requests: list[WriteRequest]) -> Told:
         thread.join()
     for request in requests:
         assert not write_requests.pending(store_of(folder, request.rank))  # whatever came of it, the slot is free
-    return told
+    return reported
 
 
 def leftovers(directory: Path) -> list[str]:
@@ -155,8 +158,8 @@ def test_it_is_the_checkpoint_that_ranks_write_themselves(tmp_path: Path, copies
     assert saver.save(state, STEP, lowest=trainers[0].training.buffers())
     ours = tmp_path / "ours"
     requests = [request_for(one, store_of(tmp_path, rank), ours, rank, copies) for rank, one in enumerate(trainers)]
-    told = carried_out(tmp_path, requests)
-    assert (told.saves, told.storage_errors) == ([STEP], [])
+    reported = carried_out(tmp_path, requests)
+    assert (reported.saves, reported.storage_errors) == ([STEP], [])
     assert manifest.read(ours / f"step-{STEP:08d}").world_size == copies
     assert not leftovers(ours)
 
@@ -183,8 +186,8 @@ def test_what_several_shards_have_is_written_once(tmp_path: Path) -> None:
     trainers = trained(tmp_path, [SnapshotPlace(0, 2, "a"), SnapshotPlace(1, 2, "b")])
     wanted = trainers[0].state()
     ours = tmp_path / "ours"
-    told = carried_out(tmp_path, [request_for(one, store_of(tmp_path, rank), ours, rank, 2) for rank, one in enumerate(trainers)])
-    assert told.saves == [STEP]
+    reported = carried_out(tmp_path, [request_for(one, store_of(tmp_path, rank), ours, rank, 2) for rank, one in enumerate(trainers)])
+    assert reported.saves == [STEP]
     sizes = {name: file.size for name, file in manifest.read(ours / f"step-{STEP:08d}").files.items()}
     assert sizes["__1_0.distcp"] < sizes["__0_0.distcp"] / 10
     other = Trainer(tmp_path / "none")
@@ -211,9 +214,9 @@ def test_a_flipped_bit_in_memory_never_gets_a_digest(tmp_path: Path) -> None:
         byte = file.read(1)[0]
         file.seek(PAGE + 1000)
         file.write(bytes([byte ^ 4]))
-    told = carried_out(tmp_path, requests)
-    assert not told.saves
-    ((kind, why),) = told.storage_errors
+    reported = carried_out(tmp_path, requests)
+    assert not reported.saves
+    ((kind, why),) = reported.storage_errors
     assert kind == "snapshot-spoiled"
     assert mentions(why, "changed in memory")
     assert not ours.exists() or not list(ours.iterdir())
@@ -226,19 +229,19 @@ def test_a_replaced_snapshot_is_not_written(tmp_path: Path) -> None:
     requests = [request_for(one, store_of(tmp_path, rank), ours, rank, 2) for rank, one in enumerate(trainers)]
     (newer,) = [path for path, label in labels(store_of(tmp_path, 1)).items() if label.step == STEP - 1]
     newer.replace(store_of(tmp_path, 1) / requests[1].snapshot)
-    told = carried_out(tmp_path, requests)
-    assert not told.saves
-    assert [kind for kind, _ in told.storage_errors] == ["snapshot-spoiled"]
+    reported = carried_out(tmp_path, requests)
+    assert not reported.saves
+    assert [kind for kind, _ in reported.storage_errors] == ["snapshot-spoiled"]
 
 
 def test_nothing_is_published_for_a_generation_that_is_over(tmp_path: Path) -> None:
     """And no fault is reported, as there is none."""
     (trainer,) = trained(tmp_path, [SnapshotPlace(0, 1, "net")])
     ours = tmp_path / "ours"
-    request, told = request_for(trainer, store_of(tmp_path, 0), ours, 0, 1), Told()
-    told.over = True
-    WriteTask(request, store_of(tmp_path, 0), told, WriteRate(None), StorageErrorReporter(told)).run()
-    assert (told.saves, told.storage_errors, list(ours.iterdir())) == ([], [], [])
+    request, reported = request_for(trainer, store_of(tmp_path, 0), ours, 0, 1), RecordingLink()
+    reported.over = True
+    WriteTask(request, store_of(tmp_path, 0), reported, WriteRate(None), StorageErrorReporter(reported)).run()
+    assert (reported.saves, reported.storage_errors, list(ours.iterdir())) == ([], [], [])
 
 
 def test_a_rank_that_never_arrives_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,9 +251,9 @@ def test_a_rank_that_never_arrives_is_reported(tmp_path: Path, monkeypatch: pyte
     ours = tmp_path / "ours"
     requests = [request_for(one, store_of(tmp_path, rank), ours, rank, 3) for rank, one in enumerate(trainers)]
     requests[1].remove(store_of(tmp_path, 1))
-    told = carried_out(tmp_path, [requests[0], requests[2]])
-    assert not told.saves
-    assert any(mentions(why, "rank 1") for _, why in told.storage_errors)
+    reported = carried_out(tmp_path, [requests[0], requests[2]])
+    assert not reported.saves
+    assert any(mentions(why, "rank 1") for _, why in reported.storage_errors)
     assert not list(ours.iterdir())
 
 
@@ -260,21 +263,21 @@ def test_a_full_disk_costs_one_checkpoint(tmp_path: Path, disk: Path) -> None:
     filler = disk / "filler"
     free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
     filler.write_bytes(bytes(free - 500_000))
-    told = carried_out(tmp_path, [request_for(trainer, store_of(tmp_path, 0), disk / "c", 0, 1)])
-    assert [kind for kind, _ in told.storage_errors] == ["checkpoint-disk-full"]
+    reported = carried_out(tmp_path, [request_for(trainer, store_of(tmp_path, 0), disk / "c", 0, 1)])
+    assert [kind for kind, _ in reported.storage_errors] == ["checkpoint-disk-full"]
     assert not list((disk / "c").iterdir())
     filler.unlink()
-    told = carried_out(tmp_path, [request_for(trainer, store_of(tmp_path, 0), disk / "c", 0, 1, step=STEP + 1)])
-    assert (told.saves, told.storage_errors) == ([STEP + 1], [])
+    reported = carried_out(tmp_path, [request_for(trainer, store_of(tmp_path, 0), disk / "c", 0, 1, step=STEP + 1)])
+    assert (reported.saves, reported.storage_errors) == ([STEP + 1], [])
 
 
 def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     """A file where the folder should be, a folder of no one."""
     (trainer,) = trained(tmp_path, [SnapshotPlace(0, 1, "net")])
     (tmp_path / "file").write_text("")
-    told = carried_out(tmp_path, [request_for(trainer, store_of(tmp_path, 0), tmp_path / "file" / "c", 0, 1)])
-    assert [kind for kind, _ in told.storage_errors] == ["checkpoint-write-failed"]
-    assert "Not a directory" in told.storage_errors[0][1]
+    reported = carried_out(tmp_path, [request_for(trainer, store_of(tmp_path, 0), tmp_path / "file" / "c", 0, 1)])
+    assert [kind for kind, _ in reported.storage_errors] == ["checkpoint-write-failed"]
+    assert "Not a directory" in reported.storage_errors[0][1]
 
 
 @pytest.mark.long

@@ -74,11 +74,11 @@ def test_a_damaged_copy_is_not_a_snapshot(tmp_path: Path, monkeypatch: pytest.Mo
     real, done = ctypes.memmove, []
 
     def wrong(to: int, source: int, size: int) -> int:
-        told = real(to, source, size)
+        result = real(to, source, size)
         if size > 2 * PAGE:
             damage(memoryview((ctypes.c_char * size).from_address(to)).cast("B"))  # type: ignore[operator]
             done.append(size)
-        return told
+        return result
 
     with monkeypatch.context() as patched:
         patched.setattr(ctypes, "memmove", wrong)

@@ -25,7 +25,7 @@ def run(workers: Workers, folder: Path, stage: int, *, chaos: list[dict[str, Any
     flow = FlowDouble(workers, folder, "saves_itself", "deepspeed", stage, ranks=2, stride=1, chaos=chaos, groups=groups).begin()
     for _ in chaos:
         flow.until_dead(1)
-        assert flow.hear("exception", 0)["peer_lost"]
+        assert flow.receive("exception", 0)["peer_lost"]
         flow.restart()
     ended = flow.finish()
     assert ended.status == [0, 0], flow.logs()
@@ -51,13 +51,13 @@ def test_zero_resumes_bit_equal_and_refuses_fewer_ranks(workers: Workers, tmp_pa
     calm, whole = run(workers, tmp_path_factory.mktemp("f"), stage, chaos=[], groups="auto")
     flow, ended = run(workers, tmp_path_factory.mktemp("f"), stage, chaos=[fault(1, "begin", 8)], groups="managed")
     assert "resumed after step 6" in flow.logs()
-    assert (ended.told, ended.losses) == (whole.told, whole.losses)
+    assert (ended.results, ended.losses) == (whole.results, whole.losses)
     assert sorted(whole.losses[0]) == list(range(1, 11))
     flow.ranks = 1
     flow.restart()
     assert flow.until(lambda: flow.workers.ended().get(flow.pids[0]), "the end of rank 0") == 1
     refused = "The checkpoint being loaded used a DP world size of 2 but the current world size is 1"
-    assert refused in flow.hear("exception", 0)["message"]
+    assert refused in flow.receive("exception", 0)["message"]
     for one in (calm, flow):
         one.close()
 

@@ -41,7 +41,7 @@ def assert_comparable(flow: FlowDouble, fixed: FlowDouble) -> Ended:
     assert of_steps(flow) == of_steps(fixed)
     losses = {step: loss for one in ended.losses for step, loss in one.items()}
     assert losses == pytest.approx(fixed.losses()[0], rel=1e-4)
-    weights = [json.loads((one.folder / "told-0.json").read_text())["weights"] for one in (flow, fixed)]
+    weights = [json.loads((one.folder / "result-0.json").read_text())["weights"] for one in (flow, fixed)]
     for mine, whole in zip(*weights, strict=True):
         torch.testing.assert_close(torch.tensor(mine), torch.tensor(whole), rtol=1e-3, atol=1e-5)
     return ended
@@ -66,10 +66,10 @@ def test_two_of_three_ranks_continue_with_the_same_samples(job: Job, fixed: Flow
 def test_a_rank_that_returns_joins_between_two_steps(job: Job, fixed: FlowDouble) -> None:
     """Two of three go on, then a hot spare takes the vacant place while they train: no step is broken off, and each has its samples."""
     flow = job("gate-5", "gate-12", script="micro_batches", ranks=3, stride=1, chaos=[fault(1, "backward", 7)])
-    roles = flow.hear("roles")
+    roles = flow.receive("roles")
     assert roles["copies"] == [[0], [1], [2]]
     flow.hot_spare(0, roles["roles"])
-    flow.hear("parked", "s0")
+    flow.receive("parked", "s0")
     flow.pass_gate("gate-5")
     flow.until_dead(1)
     flow.shrink([1])
@@ -77,7 +77,7 @@ def test_a_rank_that_returns_joins_between_two_steps(job: Job, fixed: FlowDouble
     flow.grow({1: "s0"})
     flow.prepared()
     for rank in (0, 2):
-        flow.hear("beat", rank, step=11)
+        flow.receive("beat", rank, step=11)
     flow.may_switch()
     flow.pass_gate("gate-12")
     flow.grown()
@@ -96,11 +96,11 @@ def test_a_pipeline_computes_the_samples_of_one_that_lost_a_stage_until_that_is_
     """Two pipelines of two stages: one loses its last stage, and the other computes all of each step until both stages come again."""
     whole = undisturbed(FlowDouble(workers, tmp_path_factory.mktemp("f"), "example", UNTIL, *PIPELINE, "--batch", "4"))
     flow = job(*PIPELINE, "--batch", "4", "gate-5", "gate-12", script="example", chaos=[fault(2, "send", 7)])
-    roles = flow.hear("roles")
+    roles = flow.receive("roles")
     assert sorted(roles["copies"]) == [[0, 2], [1, 3]]
     for number, role in enumerate(([0, 1], [2, 3])):
         flow.hot_spare(number, roles["roles"], roles["roles"].index(role))
-        flow.hear("parked", f"s{number}")
+        flow.receive("parked", f"s{number}")
     stay = {rank: flow.pids[rank] for rank in (1, 3)}
     flow.pass_gate("gate-5")
     flow.until_dead(2)
@@ -109,7 +109,7 @@ def test_a_pipeline_computes_the_samples_of_one_that_lost_a_stage_until_that_is_
     flow.grow({0: "s0", 2: "s1"})
     flow.prepared()
     for rank in (1, 3):
-        flow.hear("beat", rank, step=11)
+        flow.receive("beat", rank, step=11)
     flow.may_switch()
     flow.pass_gate("gate-12")
     flow.grown()
@@ -122,8 +122,8 @@ def test_a_pipeline_computes_the_samples_of_one_that_lost_a_stage_until_that_is_
     assert counts == {step: 2 if 6 < step < 13 else 4 for step in range(1, UNTIL + 1)}
     assert len(flow.of("regrouped")) == 2, "only the loss of a stage made ranks meet"
     for ours, copy in ((0, 1), (2, 3)):
-        assert ended.told[ours]["model"] == ended.told[copy]["model"]
-        assert ended.told[ours]["moments"] == ended.told[copy]["moments"]
+        assert ended.results[ours]["model"] == ended.results[copy]["model"]
+        assert ended.results[ours]["moments"] == ended.results[copy]["moments"]
 
 
 def test_checkpoints_are_written_with_fewer_ranks(job: Job, fixed: FlowDouble) -> None:

@@ -23,17 +23,17 @@ FIRST, LAST = [0, 1], [2, 3]
 
 def start_hot_spares(flow: FlowDouble, count: int = 1) -> None:
     """Start so many hot spares, once the job has reported its roles, and wait until all are offloaded."""
-    roles = flow.hear("roles")["roles"]
+    roles = flow.receive("roles")["roles"]
     for number in range(count):
         flow.hot_spare(number, roles)
     for number in range(count):
-        flow.hear("parked", f"s{number}")
+        flow.receive("parked", f"s{number}")
 
 
 def stepped(flow: FlowDouble, step: int) -> None:
     """Wait until every rank has committed *step*."""
     for rank in range(flow.ranks):
-        flow.hear("beat", rank, step=step)
+        flow.receive("beat", rank, step=step)
 
 
 def taken_over(flow: FlowDouble, rank: int, hot_spare: str | None = None) -> tuple[set[str], set[int]]:
@@ -41,9 +41,9 @@ def taken_over(flow: FlowDouble, rank: int, hot_spare: str | None = None) -> tup
     others = {pid for one, pid in flow.pids.items() if one not in (rank, hot_spare)}
     flow.until_dead(rank)
     flow.regroup([rank], {rank: hot_spare} if hot_spare else {})
-    told = flow.mended()
+    reports = flow.mended()
     assert not others & flow.workers.ended().keys()
-    return {one["source"] for one in told}, {one["step"] for one in told}
+    return {one["source"] for one in reports}, {one["step"] for one in reports}
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_both_stages_lose_a_rank_and_a_third_one_migrates(job: Job, run_undistur
     faults = [fault(1, "send", 6), fault(2, "send", 9)]
     flow = job(*PIPELINE, "gate-5", "gate-11", "gate-14", script="example", chaos=faults)
     start_hot_spares(flow, 2)
-    assert flow.hear("roles")["roles"] == [FIRST, LAST]
+    assert flow.receive("roles")["roles"] == [FIRST, LAST]
     hot_spares = flow.pids["s0"], flow.pids["s1"]
     flow.pass_gate("gate-5")
     assert taken_over(flow, 1, "s0") == ({"live"}, {5})

@@ -85,7 +85,7 @@ def test_a_live_migration_brings_its_interval_to_old_and_new_processes(job: Job,
     flow.pass_gate("gate-4")
     flow.prepared()
     for rank in range(flow.ranks):
-        flow.hear("beat", rank, step=5)  # or a busy machine may have them switch before it
+        flow.receive("beat", rank, step=5)  # or a busy machine may have them switch before it
     flow.may_switch()
     flow.pass_gate("gate-6")
     flow.switched()
@@ -101,7 +101,7 @@ def test_an_interval_that_changes_while_ranks_run_changes_with_a_save(job: Job, 
     assert saved(flow) == [4, 6, 9, 12, 15, 16]
 
 
-@pytest.mark.parametrize(("rank", "at"), [(0, "saving"), (3, "saving"), (0, "tell-1"), (0, "tell-2"), (0, "tell-3")])
+@pytest.mark.parametrize(("rank", "at"), [(0, "saving"), (3, "saving"), (0, "broadcast-1"), (0, "broadcast-2"), (0, "broadcast-3")])
 @pytest.mark.parametrize("after", [4, 7])
 def test_ranks_agree_after_a_loss_in_the_save_that_changes_the_interval(
     job: Job, undisturbed_run: Ended, rank: int, at: str, after: int

@@ -103,8 +103,8 @@ def vote(one: ControlTree, kept: dict[int, Kept], *, ok: bool = True, state: str
 @pytest.mark.parametrize("against", [None, 0, 2, 3])
 def test_a_vote_is_the_same_for_all_and_one_no_decides(trees_of: Callable[..., Trees], against: int | None) -> None:
     """Whether the root votes no, or any other rank."""
-    told = trees_of(4).all(lambda one: vote(one, {}, ok=one.rank != against))
-    assert told == [{"ok": against is None}] * 4
+    answers = trees_of(4).all(lambda one: vote(one, {}, ok=one.rank != against))
+    assert answers == [{"ok": against is None}] * 4
 
 
 def test_a_vote_copies_every_rank_state_to_another_node(trees_of: Callable[..., Trees]) -> None:
@@ -134,8 +134,8 @@ def test_facts_are_gathered_by_rank(trees_of: Callable[..., Trees]) -> None:
     """Every rank gets every value, several times in a row."""
     trees = trees_of(5)
     for turn in range(3):
-        told = trees.all(lambda one, turn=turn: one.gather([one.rank, turn]))  # type: ignore[misc]
-        assert told == [{rank: [rank, turn] for rank in range(5)}] * 5
+        answers = trees.all(lambda one, turn=turn: one.gather([one.rank, turn]))  # type: ignore[misc]
+        assert answers == [{rank: [rank, turn] for rank in range(5)}] * 5
 
 
 @given(st.sets(st.integers(0, 11), min_size=1), st.sampled_from([1, 2, 4]))
@@ -177,8 +177,8 @@ def test_a_lost_root_leaves_the_outcome_open(trees_of: Callable[..., Trees]) -> 
     """No rank knows which result the others received: the next rendezvous finds out."""
     trees = trees_of(3)
     trees.trees[0].close()
-    told = trees.all(lambda one: vote(one, {}), ranks=[1, 2])
-    assert all(isinstance(one, PeerConnectionLost) and one.rank == 0 for one in told)
+    answers = trees.all(lambda one: vote(one, {}), ranks=[1, 2])
+    assert all(isinstance(one, PeerConnectionLost) and one.rank == 0 for one in answers)
 
 
 def test_waits_end_when_the_generation_ends(trees_of: Callable[..., Trees]) -> None:

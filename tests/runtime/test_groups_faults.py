@@ -41,7 +41,7 @@ def test_a_rank_lost_with_all_its_backup_ranks_cannot_be_recovered_and_all_repor
     flow = job(chaos=[fault(rank, "backward", 7) for rank in lost])
     flow.until_dead(*lost)
     flow.regroup(lost)
-    reasons = {flow.hear("recovery-failed", rank, generation=2)["why"] for rank in range(4)}
+    reasons = {flow.receive("recovery-failed", rank, generation=2)["why"] for rank in range(4)}
     assert len(reasons) == 1
     assert re.search(r"ranks? 1.* at step 6", reasons.pop())
     assert flow.of("regrouped") == []
@@ -61,8 +61,8 @@ def test_cut_connections_cost_the_groups_and_no_process(job: Job, undisturbed_ru
     """All connections of one rank's groups end: all ranks regroup, and none is replaced."""
     flow = job(chaos=[fault(1, "forward", 7, do="cut")])
     first = dict(flow.pids)
-    assert flow.hear("cut", 1)["connections"] > 0
-    assert {flow.hear("broken", rank)["generation"] for rank in range(4)} == {1}
+    assert flow.receive("cut", 1)["connections"] > 0
+    assert {flow.receive("broken", rank)["generation"] for rank in range(4)} == {1}
     flow.regroup()
     assert all(one["bytes"] == 0 and one["rebuilt"] for one in flow.mended())
     assert_undisturbed(flow, undisturbed_run)
@@ -72,12 +72,12 @@ def test_cut_connections_cost_the_groups_and_no_process(job: Job, undisturbed_ru
 def test_an_error_of_the_script_passes_unchanged(job: Job, undisturbed_run: Ended) -> None:
     """The script's own exception ends its process as always and is reported in full; the others recover."""
     flow = job(chaos=[fault(3, "backward", 7, do="raise")])
-    told = flow.hear("exception", 3)
-    assert (told["type"].rpartition(".")[2], told["step"], told["peer_lost"]) == ("Mistake", 7, False)
+    report = flow.receive("exception", 3)
+    assert (report["type"].rpartition(".")[2], report["step"], report["peer_lost"]) == ("Mistake", 7, False)
     pid = flow.pids[3]
     assert flow.until(lambda: flow.workers.ended().get(pid), "the end of rank 3") == 1
     assert mentions((flow.folder / "rank-3.log").read_text(), "user's own")
-    assert "copies.py" in told["traceback"]
+    assert "copies.py" in report["traceback"]
     flow.regroup([3])
     flow.mended()
     assert_undisturbed(flow, undisturbed_run)
@@ -88,8 +88,8 @@ def test_a_rank_whose_gpu_fails_in_a_recovery_exits_and_is_replaced_as_well(job:
     flow = job(chaos=[fault(1, "backward", 7), fault(0, "giving", 7, do="device")])
     flow.until_dead(1)
     flow.regroup([1])
-    told = flow.hear("exception", 0)
-    assert (told["type"].rpartition(".")[2], told["peer_lost"]) == ("AcceleratorError", False)
+    report = flow.receive("exception", 0)
+    assert (report["type"].rpartition(".")[2], report["peer_lost"]) == ("AcceleratorError", False)
     flow.until(lambda: flow.workers.ended().get(flow.pids[0]), "the end of rank 0")
     flow.regroup([0, 1])
     flow.mended()
@@ -158,8 +158,8 @@ def test_a_shard_without_a_copy_comes_from_the_checkpoint(job: Job, distinct: En
     first = dict(flow.pids)
     flow.until_dead(1)
     flow.regroup([1])
-    told = flow.mended()
-    assert {(one["source"], one["step"]) for one in told} == {("checkpoint", 5)}
+    reports = flow.mended()
+    assert {(one["source"], one["step"]) for one in reports} == {("checkpoint", 5)}
     assert_undisturbed(flow, distinct)
     assert (flow.pids[0], flow.pids[2]) == (first[0], first[2])
 
@@ -184,7 +184,7 @@ def test_a_loss_summed_up_after_the_vote_is_right_or_not_reported(job: Job, undi
     assert ended.status == [0] * 4
     for losses in ended.losses:
         assert {step: loss for step, loss in losses.items() if loss is not None}.items() <= undisturbed_run.losses[0].items()
-    assert [told["model"] for told in ended.told] == [told["model"] for told in undisturbed_run.told]
+    assert [result["model"] for result in ended.results] == [result["model"] for result in undisturbed_run.results]
 
 
 @pytest.mark.parametrize("options", [[], ["fused"]], ids=["foreach", "fused"])
@@ -200,5 +200,5 @@ def test_tensors_keep_their_memory_layout_in_a_transfer(
     assert {one["source"] for one in flow.mended()} == {"live"}
     assert_undisturbed(flow, undisturbed_run)
     assert (flow.pids[0], flow.pids[2]) == survivors
-    strides = [tuple(one) for one in undisturbed_run.told[0]["strides"]]
+    strides = [tuple(one) for one in undisturbed_run.results[0]["strides"]]
     assert {(27, 1, 9, 3), (1, 64), (0,)} <= set(strides)  # of the first convolution, the transposed weight, the buffer

@@ -24,7 +24,7 @@ def expected(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Ende
     flow = FlowDouble(workers, tmp_path_factory.mktemp("f"), "beginnings", 2, ranks=RANKS, stride=1).begin()
     ended = flow.finish()
     assert ended.status == [0] * RANKS, flow.logs()
-    assert all(len(told) > 30 for told in ended.told)
+    assert all(len(result) > 30 for result in ended.results)
     flow.close()
     return ended
 
@@ -39,7 +39,7 @@ def test_a_new_process_gets_what_the_rank_before_it_received(job: Job, expected:
     ended = flow.finish()
     assert ended.status == [0] * RANKS, flow.logs()
     for rank in range(RANKS):
-        assert ended.told[rank] == expected.told[rank]
+        assert ended.results[rank] == expected.results[rank]
 
 
 @pytest.mark.parametrize("options", [(), ("any",), ("any", "one")])
@@ -48,9 +48,9 @@ def test_a_hot_spare_gets_what_the_rank_before_it_received(job: Job, expected: E
     flow = start_job(job, *options, "gate=3", chaos=[fault(2, "forward", 4), fault(1, "forward", 6)])
     for number, rank in enumerate((2, 1)):
         if not number:
-            flow.hear("roles")
+            flow.receive("roles")
         flow.hot_spare(number)
-        parked = flow.hear("parked", f"s{number}")
+        parked = flow.receive("parked", f"s{number}")
         assert parked["coverage"]["calls"] == parked["coverage"]["played"] > 15
         flow.pass_gate()
         flow.until_dead(rank)
@@ -58,8 +58,8 @@ def test_a_hot_spare_gets_what_the_rank_before_it_received(job: Job, expected: E
         flow.mended()
     ended = flow.finish()
     assert ended.status == [0] * RANKS, flow.logs()
-    for told, wanted in zip(ended.told, expected.told, strict=True):
-        assert told == {name: wanted[name] for name in told}
+    for result, wanted in zip(ended.results, expected.results, strict=True):
+        assert result == {name: wanted[name] for name in result}
 
 
 def test_the_record_survives_the_loss_of_its_rank_and_of_its_backup_ranks(job: Job, expected: Ended) -> None:
@@ -73,7 +73,7 @@ def test_the_record_survives_the_loss_of_its_rank_and_of_its_backup_ranks(job: J
         flow.mended()
     ended = flow.finish()
     assert ended.status == [0] * RANKS, flow.logs()
-    assert ended.told == expected.told
+    assert ended.results == expected.results
 
 
 def test_a_number_that_rank_0_drew_stays_what_it_was(job: Job) -> None:
@@ -84,7 +84,7 @@ def test_a_number_that_rank_0_drew_stays_what_it_was(job: Job) -> None:
     flow.mended()
     ended = flow.finish()
     assert ended.status == [0] * RANKS, flow.logs()
-    assert ended.told[0]["number"] == ended.told[1]["number"] == ended.told[2]["number"]
+    assert ended.results[0]["number"] == ended.results[1]["number"] == ended.results[2]["number"]
     assert any("'broadcast!/(2,)float32'" in one for one in flow.of("regrouped", 0)[-1]["differs"])
 
 
@@ -96,7 +96,7 @@ def test_parameters_that_are_not_on_record_are_restored_by_the_session(job: Job)
     flow.mended()
     ended = flow.finish()
     assert ended.status == [0] * RANKS, flow.logs()
-    assert len({told["model"] for told in ended.told}) == 1, [told["model"] for told in ended.told]
+    assert len({result["model"] for result in ended.results}) == 1, [result["model"] for result in ended.results]
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ def test_what_cannot_be_repeated_is_refused(job: Job, option: str, rank: int, wh
     flow = start_job(job, option, chaos=[fault(rank, "forward", 3)])
     flow.until_dead(rank)
     flow.regroup([rank])
-    cannot = flow.hear("recovery-failed", rank, generation=2)
+    cannot = flow.receive("recovery-failed", rank, generation=2)
     assert why in cannot["why"], cannot
     assert "beginnings.py:" in cannot["why"]
     flow.restart()
     ended = flow.finish()
     assert ended.status == [0] * RANKS, flow.logs()
     if option == "name":
-        assert ended.told[0]["name"] == ended.told[1]["name"] == ended.told[2]["name"]
+        assert ended.results[0]["name"] == ended.results[1]["name"] == ended.results[2]["name"]
 
 
 def test_a_rank_lost_before_the_first_step_ends_the_others_with_the_loss(job: Job) -> None:
@@ -127,7 +127,7 @@ def test_a_rank_lost_before_the_first_step_ends_the_others_with_the_loss(job: Jo
     flow = start_job(job, chaos=[fault(1, "begun")])
     flow.until_dead(1)
     for rank in (0, 2):
-        raised = flow.hear("exception", rank)
+        raised = flow.receive("exception", rank)
         assert raised["peer_lost"], raised
         assert mentions(raised["message"], "outside of a step")
 
@@ -137,5 +137,5 @@ def test_a_rank_lost_between_two_steps_ends_ranks_that_exchange_something_there(
     flow = start_job(job, "one", "between", chaos=[fault(1, "committed", 3)])
     flow.until_dead(1)
     for rank in (0, 2):
-        raised = flow.hear("exception", rank)
+        raised = flow.receive("exception", rank)
         assert (raised["peer_lost"], raised["type"].rpartition(".")[2]) == (True, "PeerLostOutsideStep"), raised

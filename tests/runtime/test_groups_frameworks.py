@@ -20,8 +20,8 @@ def seen(flow: FlowDouble) -> dict[int, list[dict[str, Any]]]:
     """Return what the ranks recorded of themselves, by step."""
     found: dict[int, list[dict[str, Any]]] = {}
     for line in (flow.folder / "seen.jsonl").read_text().splitlines():
-        told = json.loads(line)
-        found.setdefault(told["step"], []).append(told)
+        line_facts = json.loads(line)
+        found.setdefault(line_facts["step"], []).append(line_facts)
     return found
 
 
@@ -33,18 +33,18 @@ def test_after_each_of_four_recoveries_there_is_one_main_process(job: Job, how: 
     options = [] if how == "any" else ["trainer"]  # which takes long to import
     chaos = [fault(rank, "forward", step) for rank, step in zip(LOST, STEPS, strict=True)]
     flow = job(how, *options, *gates, script="accelerated", chaos=chaos)
-    flow.hear("roles")
+    flow.receive("roles")
     for hot_spare, (rank, step) in enumerate(zip(LOST, STEPS, strict=True)):
         flow.hot_spare(hot_spare)
-        flow.hear("parked", f"s{hot_spare}")
+        flow.receive("parked", f"s{hot_spare}")
         flow.pass_gate(f"gate={step}")
         flow.until_dead(rank)
         flow.regroup([rank], {rank: f"s{hot_spare}"})
-        told = flow.mended()
-        assert "differs" not in told[rank], told[rank]["differs"]
+        reports = flow.mended()
+        assert "differs" not in reports[rank], reports[rank]["differs"]
     ended = flow.finish()
     assert ended.status == [0] * 4, flow.logs()
-    assert ended.told[0] == ended.told[1] == ended.told[2] == ended.told[3]
+    assert ended.results[0] == ended.results[1] == ended.results[2] == ended.results[3]
     steps, number = seen(flow), 3 if options else 1
     assert len({one["pid"] for some in steps.values() for one in some}) == 8, "every rank was taken over by another process once"
     for step, ranks in steps.items():

@@ -15,17 +15,17 @@ from tests.runtime.flow_double import Ended, FlowDouble, Job, assert_undisturbed
 
 def start_hot_spare(flow: FlowDouble, number: int = 0) -> dict[str, Any]:
     """Start a hot spare when the recording has been written, and return its report when it is offloaded."""
-    flow.hear("roles")
+    flow.receive("roles")
     flow.hot_spare(number)
-    return flow.hear("parked", f"s{number}")
+    return flow.receive("parked", f"s{number}")
 
 
 @pytest.mark.parametrize("how", ["any", "again"])
 def test_a_hot_spare_takes_the_place_of_a_lost_rank(job: Job, undisturbed_run: Ended, how: str) -> None:
     """In place where the script promises that nothing depends on the rank; otherwise its successor does, where no script has run."""
     flow = job(how, "gate=8", chaos=[fault(2, "backward", 9)])
-    told = start_hot_spare(flow)
-    assert told["coverage"] == {"calls": told["coverage"]["played"], "played": told["coverage"]["played"]}
+    parked = start_hot_spare(flow)
+    assert parked["coverage"] == {"calls": parked["coverage"]["played"], "played": parked["coverage"]["played"]}
     hot_spare = flow.pids["s0"]
     flow.pass_gate()
     flow.until_dead(2)
@@ -34,7 +34,7 @@ def test_a_hot_spare_takes_the_place_of_a_lost_rank(job: Job, undisturbed_run: E
     assert (flow.pids[2] == hot_spare) == (how == "any")
     assert_undisturbed(flow, undisturbed_run)
     if how == "any":
-        coverage = flow.hear("coverage", 2)
+        coverage = flow.receive("coverage", 2)
         assert (coverage["foreseen"], coverage["first_met"]) == (coverage["calls"], [])
 
 
@@ -91,24 +91,24 @@ def test_an_offloaded_hot_spare_holds_less_memory_than_a_training_rank(job: Job)
     """It releases at least its parameters and the two moments of their optimizer."""
     width = 2200
     flow = job(f"width={width}", "gate=8", ranks=2, stride=1)
-    told = start_hot_spare(flow)
+    parked = start_hot_spare(flow)
     pages = int(Path(f"/proc/{flow.pids[0]}/statm").read_text().split()[1])
-    spared = pages * os.sysconf("SC_PAGE_SIZE") - int(told["rss"])
+    spared = pages * os.sysconf("SC_PAGE_SIZE") - int(parked["rss"])
     assert spared > 3 * 4 * width * width
 
 
 def test_a_recording_prevents_nan_and_the_coverage_lists_what_it_lacks(job: Job) -> None:
     """A hot spare without a recording ends in the NaN of zero results; one with it is offloaded, and reports later which call was new."""
     flow = job(script="counted", ranks=2, stride=1, chaos=[fault(0, "forward", 9)])
-    flow.hear("roles")
+    flow.receive("roles")
     flow.hot_spare(1, environment={"HOLDFAST_RECORDINGS": str(flow.folder / "none")})
-    assert flow.hear("exception", "s1")["message"] == "the loss is nan"
+    assert flow.receive("exception", "s1")["message"] == "the loss is nan"
     start_hot_spare(flow)
     flow.pass_gate()
     flow.until_dead(0)
     flow.regroup([0], {0: "s0"})
     flow.mended()
-    coverage = flow.hear("coverage", 0)
+    coverage = flow.receive("coverage", 0)
     assert coverage["first_met"] == ["0/allreduce/(7,)float32"]
     assert coverage["calls"] == coverage["foreseen"] + 1
     assert flow.finish().status == [0, 0]

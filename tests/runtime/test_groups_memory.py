@@ -69,7 +69,7 @@ def test_a_snapshot_with_a_flipped_bit_is_not_used(job: Job, run_undisturbed: Ca
     with Snapshot(path) as snapshot, pytest.raises(UnusableSnapshot, match="changed in memory"):
         snapshot.verify()
     flow.regroup([1])
-    broken = flow.hear("broken", 1)
+    broken = flow.receive("broken", 1)
     assert mentions(broken["why"], "rank 1", f"step {newest}", "node-1")
     (storage_error,) = flow.of("storage-error")
     assert (storage_error["kind"], storage_error["step"]) == ("snapshot-spoiled", newest)
@@ -83,9 +83,9 @@ def test_all_ranks_die_at_once(job: Job, run_undisturbed: Callable[..., Ended]) 
     undisturbed_run = run_undisturbed(*PIPELINE)
     flow = job(*PIPELINE, "gate-11", script="example", memory=True)
     for rank in range(flow.ranks):
-        flow.hear("beat", rank, step=10)
+        flow.receive("beat", rank, step=10)
     flow.restart()
-    resumed = [flow.hear("resumed", rank, generation=2) for rank in range(flow.ranks)]
+    resumed = [flow.receive("resumed", rank, generation=2) for rank in range(flow.ranks)]
     assert {one["step"] for one in resumed} <= {9, 10}
     assert len({one["step"] for one in resumed}) == 1
     (flow.folder / "gate-11").touch()
@@ -98,13 +98,13 @@ def test_copies_of_a_stage_snapshot_half_of_it_each(job: Job, run_undisturbed: C
     undisturbed_run = run_undisturbed(*INTERLEAVED)
     flow = job(*INTERLEAVED, "gate-9", script="example", memory=True)
     for rank in range(flow.ranks):
-        flow.hear("beat", rank, step=8)
+        flow.receive("beat", rank, step=8)
     flow.restart()
     labels = [flow.snapshots(rank)[-1][1] for rank in range(flow.ranks)]
     with Snapshot(labels[0]) as first, Snapshot(labels[1]) as second:
         assert (first.label.shard, first.label.parts, first.label.part) == (second.label.shard, 2, 0)
         assert second.label.part == 1
-    flow.hear("resumed", 0, generation=2)
+    flow.receive("resumed", 0, generation=2)
     (flow.folder / "gate-9").touch()
     assert_undisturbed(flow, undisturbed_run)
 
@@ -162,13 +162,13 @@ def test_the_snapshot_interval_grows_where_snapshots_cost_too_much(job: Job) -> 
     """Two ranks share a core: steps without a snapshot show its cost, all ranks agree on the interval, and report the cost."""
     flow = job(script="saturated", ranks=2, stride=2, memory=True, policy="skip")
     ended = flow.finish()
-    one, other = ended.told
+    one, other = ended.results
     assert (one["every"], one["step"]) == (other["every"], other["step"])
     assert one["every"] >= max(one["measured"], other["measured"]) >= 4
     assert max(one["share"], other["share"]) > 0.01
     assert one["slowed"] > 0
-    told = [beat["snapshot"] for beat in flow.of("beat", 0) if "slowed" in (beat.get("snapshot") or {})]
-    assert told[-1]["taken"] > 0
+    snapshots = [beat["snapshot"] for beat in flow.of("beat", 0) if "slowed" in (beat.get("snapshot") or {})]
+    assert snapshots[-1]["taken"] > 0
     for _, path in flow.snapshots(0):
         with Snapshot(path) as snapshot:
             snapshot.verify(fast_sum)

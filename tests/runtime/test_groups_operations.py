@@ -24,12 +24,12 @@ def test_every_operation_gives_what_stock_gloo_gives(workers: Workers, tmp_path_
     flow = FlowDouble(workers, tmp_path_factory.mktemp("f"), "operations", ranks=3).begin()
     ended = flow.finish()
     assert ended.status == [0, 0, 0], flow.logs()
-    for told in ended.told:
-        assert told["kinds"] == ["gloo", "gloo"]
-        different = {name: pair for name, pair in told["found"].items() if pair[0] != pair[1]}
+    for result in ended.results:
+        assert result["kinds"] == ["gloo", "gloo"]
+        different = {name: pair for name, pair in result["found"].items() if pair[0] != pair[1]}
         assert different == {}
-        refused = {name for name, pair in told["found"].items() if str(pair[1]).startswith("error")}
-        assert told["broken"][0] == told["broken"][1], "futures have gloo's shapes also where a peer is lost"
+        refused = {name for name, pair in result["found"].items() if str(pair[1]).startswith("error")}
+        assert result["broken"][0] == result["broken"][1], "futures have gloo's shapes also where a peer is lost"
         assert refused <= ({"all_to_all"} if torch.__version__ < "2.12" else set())  # before, gloo had none
     flow.close()
 
@@ -39,7 +39,7 @@ def test_every_reduction_is_right_or_refused_as_gloo_refuses_it(job: Job) -> Non
     flow = job(script="reductions", ranks=3)
     ended = flow.finish()
     assert ended.status == [0, 0, 0], flow.logs()
-    assert ended.told == [{"count": 702, "wrong": []}] * 3
+    assert ended.results == [{"count": 702, "wrong": []}] * 3
 
 
 @pytest.mark.parametrize(("what", "left"), [("message", 0.0), ("part", 1.0), ("whole", 1.0), ("future", 1.0), ("scattered", 1.0)])
@@ -49,15 +49,15 @@ def test_a_command_ends_a_wait_that_would_never_end(job: Job, what: str, left: f
     It ends as the loss of a peer, without an exception, and does not delay the end of the group.
     """
     flow = job(what, script="waiting", ranks=2)
-    flow.hear("waits", 0)
+    flow.receive("waits", 0)
     flow.until_stopped(1)
     flow.send(0, {"do": "abandon", "generation": 1, "lost": [1]})
     pid = flow.pids[0]
     assert flow.until(lambda: 0 if pid not in flow.workers.ended() else [flow.workers.ended()[pid]], "the end of rank 0") == [0]
     flow.kill(1)
-    told = flow.finish().told[0]
-    assert (told["told"], told["lost"]) == ([left] * 3, True)
-    assert mentions(told["why"], "generation 1")
+    result = flow.finish().results[0]
+    assert (result["tensor"], result["lost"]) == ([left] * 3, True)
+    assert mentions(result["why"], "generation 1")
 
 
 def test_a_reduce_scatter_notices_a_dead_peer_by_itself(job: Job) -> None:
@@ -65,9 +65,9 @@ def test_a_reduce_scatter_notices_a_dead_peer_by_itself(job: Job) -> None:
     flow = job("dead", script="waiting", ranks=2)
     flow.until_dead(1)
     flow.until(lambda: flow.pids[0] in flow.workers.ended(), "the end of rank 0")
-    told = json.loads((flow.folder / "told-0.json").read_text())
-    assert (told["told"], told["lost"]) == ([1.0] * 3, True)
-    assert "Connection closed" in told["why"] or "reset by peer" in told["why"], told
+    result = json.loads((flow.folder / "result-0.json").read_text())
+    assert (result["tensor"], result["lost"]) == ([1.0] * 3, True)
+    assert "Connection closed" in result["why"] or "reset by peer" in result["why"], result
 
 
 def test_a_receive_from_any_source_reports_the_sender() -> None:

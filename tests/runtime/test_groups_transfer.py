@@ -20,13 +20,13 @@ def some(size: int) -> torch.Tensor:
 def test_a_digest_detects_a_flipped_bit_anywhere(size: int) -> None:
     """In the first byte, in the last and in the middle; in complete words and in the remainder."""
     part = some(size)
-    told = state_transfer.digest([part])
-    assert told == state_transfer.digest([part.clone()])
+    digest = state_transfer.digest([part])
+    assert digest == state_transfer.digest([part.clone()])
     for place in {0, size // 2, size - 1}:
         for bit in (1, 128):
             damaged = part.clone()
             damaged[place] ^= bit
-            assert state_transfer.digest([damaged]) != told
+            assert state_transfer.digest([damaged]) != digest
 
 
 def test_a_digest_detects_swapped_blocks_and_parts() -> None:

@@ -41,7 +41,7 @@ assert "torch" not in sys.modules
     assert beats[0]["seconds"] > 0.0, "what the start took is not less than nothing: a limit for hangs is made of it"
     assert beats[1]["seconds"] >= 0.4
     assert beats[2]["seconds"] >= 0.2
-    assert {one["t"] for one in agent.heard} == {"hello", "beat"}, "no group, no state, no goodbye"
+    assert {one["t"] for one in agent.received} == {"hello", "beat"}, "no group, no state, no goodbye"
 
 
 def test_outside_of_holdfast_and_in_forked_children_it_does_nothing(agent: AgentDouble) -> None:
@@ -98,7 +98,7 @@ def test_an_invalid_step_or_loss_is_an_error(agent: AgentDouble, call: str, word
 
 
 def test_a_section_within_a_section_does_not_end_the_outer_one(agent: AgentDouble) -> None:
-    """The agent knows one section at a time: after the inner one it is told of the outer one again."""
+    """The agent knows one section at a time: after the inner one it gets the outer one again."""
     script = """
 import holdfast
 with holdfast.section("evaluation", 60):
@@ -106,5 +106,5 @@ with holdfast.section("evaluation", 60):
         pass
 """
     assert run(script, agent.environment).returncode == 0
-    told = [(one["name"], one["limit_s"], one["begin"]) for one in agent.wait_for("section", 4)]
-    assert told == [("evaluation", 60, True), ("save", None, True), ("evaluation", 60, True), ("evaluation", 60, False)]
+    sections = [(one["name"], one["limit_s"], one["begin"]) for one in agent.wait_for("section", 4)]
+    assert sections == [("evaluation", 60, True), ("save", None, True), ("evaluation", 60, True), ("evaluation", 60, False)]

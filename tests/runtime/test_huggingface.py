@@ -67,8 +67,8 @@ def assert_equal(flow: FlowDouble, whole: Ended) -> None:
     """Assert that weights, learning rate, log, floating point operations, generators and losses are those of the undisturbed training."""
     ended = flow.finish()
     assert ended.status == [0, 0], flow.logs()
-    assert ended.told == whole.told
-    assert ended.told[0]["step"] == STEPS
+    assert ended.results == whole.results
+    assert ended.results[0]["step"] == STEPS
     assert ended.losses == whole.losses
 
 
@@ -78,11 +78,11 @@ def test_a_training_continues_after_a_hang_and_a_lost_node(train: Train, undistu
     flow = train(memory=True, save=4, chaos=[fault(1, "begin", 10, do="stop"), fault(0, "begin", 15, generation=2)])
     flow.until_stopped(1)
     flow.restart()
-    assert flow.hear("resumed", 0, generation=2)["step"] in (8, 9)
+    assert flow.receive("resumed", 0, generation=2)["step"] in (8, 9)
     flow.until_dead(0)
     shutil.rmtree(flow.memstore(0))
     flow.restart()
-    assert flow.hear("resumed", 0, generation=3)["step"] == 12
+    assert flow.receive("resumed", 0, generation=3)["step"] == 12
     names = {(one["name"], one["begin"]) for one in flow.of("section")}
     assert names >= {("evaluation", True), ("evaluation", False)}
     assert_equal(flow, undisturbed_training)
@@ -106,11 +106,11 @@ def test_with_managed_groups_a_killed_rank_restarts_all(train: Train, undisturbe
     """The Trainer cannot compute a step again: the other rank says so and exits, and both continue with the step before."""
     flow = train(*(["join"] if options.pop("join", False) else []), save=1, chaos=[fault(1, "begin", 5)], **options)
     flow.until_dead(1)
-    raised = flow.hear("exception", 0)
+    raised = flow.receive("exception", 0)
     assert raised["peer_lost"], raised
     assert not flow.of("groups"), "the controller must not wait for this process"
     flow.restart()
-    assert flow.hear("resumed", 1, generation=2)["step"] == 4
+    assert flow.receive("resumed", 1, generation=2)["step"] == 4
     assert_equal(flow, undisturbed_training)
     if options:
         texts = {(one["level"], "the Trainer cannot compute a step again" in one["text"]) for one in flow.of("level")}
@@ -121,15 +121,15 @@ def test_fewer_ranks_start_anew_and_say_so(train: Train) -> None:
     """The Trainer has cached the number of ranks, so the one that is left is not used further: a new process counts epochs and batches."""
     flow = train(save=1, groups="managed", chaos=[fault(1, "begin", 5)])
     flow.until_dead(1)
-    assert flow.hear("exception", 0)["peer_lost"]
+    assert flow.receive("exception", 0)["peer_lost"]
     flow.until(lambda: flow.pids[0] in flow.workers.ended(), "the end of rank 0")
     assert not flow.of("groups"), "the controller must not have it go on alone"
     flow.ranks = 1
     flow.restart()
-    assert flow.hear("resumed", 0, generation=2)["step"] == 4
+    assert flow.receive("resumed", 0, generation=2)["step"] == 4
     assert flow.until(lambda: flow.workers.ended().get(flow.pids[0], -1) == 0, "the end of rank 0")
-    told = json.loads((flow.folder / "told-0.json").read_text())
-    assert (told["step"], told["epoch"]) == (3 * 11, 3.0), "44 samples are 11 steps of 4 for one rank, and 6 for two"
+    result = json.loads((flow.folder / "result-0.json").read_text())
+    assert (result["step"], result["epoch"]) == (3 * 11, 3.0), "44 samples are 11 steps of 4 for one rank, and 6 for two"
     assert "step 4 was saved by 2 rank(s) and continues on 1: all ranks have started anew" in (flow.folder / "rank-0.log").read_text()
 
 
@@ -143,7 +143,7 @@ def test_a_torn_checkpoint_of_the_trainer_is_left_out(train: Train, saves_that_f
     torn.write_bytes(torn.read_bytes()[:-100])
     (output / "checkpoint-6" / "checkpoint-is-incomplete.txt").touch()
     flow.restart()
-    resumed = flow.hear("resumed", 0, generation=2, step=3)
+    resumed = flow.receive("resumed", 0, generation=2, step=3)
     assert resumed["path"] == str(output / "checkpoint-3")
     ended = flow.finish()
     assert ended.status == [0, 0], flow.logs()
@@ -159,7 +159,7 @@ def test_a_torn_checkpoint_of_the_trainer_is_left_out(train: Train, saves_that_f
         assert problem_of(copy, 2) == problem
         shutil.rmtree(copy)
     undisturbed = saves_that_fail.finish()
-    assert [one["model"] for one in undisturbed.told] == [one["model"] for one in ended.told]
+    assert [one["model"] for one in undisturbed.results] == [one["model"] for one in ended.results]
     assert undisturbed.losses == ended.losses
 
 
@@ -179,8 +179,8 @@ def test_outside_of_a_job_the_callback_does_nothing(trainers: Workers, tmp_path:
     flow._given["HOLDFAST_SOCKET"] = ""
     ended = flow.begin().finish()
     assert ended.status == [0, 0], flow.logs()
-    assert ended.told == undisturbed_training.told
-    assert flow.heard == []
+    assert ended.results == undisturbed_training.results
+    assert flow.received == []
     assert not (tmp_path / "checkpoints").exists()
     flow.close()
 
@@ -190,7 +190,7 @@ def test_a_mistake_with_the_callback_is_one_sentence(trainers: Workers, tmp_path
     flow = FlowDouble(trainers, tmp_path, "wrong_trainers", ranks=1, stride=1).begin()
     ended = flow.finish()
     assert ended.status == [0], flow.logs()
-    assert ended.told[0] == {
+    assert ended.results[0] == {
         "batch size": "ValueError: HoldfastCallback needs one batch size for the whole training: set per_device_train_batch_size, "
         "and leave out auto_find_batch_size",
         "twice": "RuntimeError: HoldfastCallback supports one training: create another Trainer, in another process, for the next",

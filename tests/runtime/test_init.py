@@ -28,10 +28,10 @@ def test_a_script_that_joins_runs_under_plain_torchrun(tmp_path: Path) -> None:
     ended = subprocess.run([*command, *script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     aborted_at_the_end = "terminate called without an active exception" in ended.stderr  # torch's own: runtime/threads.py says why
     assert ended.returncode == 0 or aborted_at_the_end, ended.stderr
-    told = [(tmp_path / f"told-{rank}.json").read_text() for rank in range(2)]
+    results = [(tmp_path / f"result-{rank}.json").read_text() for rank in range(2)]
     expected = '"ranks": 2, "step": 2'
-    assert all(expected in one for one in told), told
-    assert "holdfast" not in told[0].lower()
+    assert all(expected in one for one in results), results
+    assert "holdfast" not in results[0].lower()
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_an_nccl_that_cannot_be_aborted_costs_managed_groups_and_one_warning(job
     flow = job("old-nccl", script="joined", ranks=3)
     ended = flow.finish()
     assert ended.status == [0] * 3, flow.logs()
-    assert [(one["backend"], one["managed"]) for one in ended.told] == [("gloo", False)] * 3
-    assert {(one["ranks"], one["step"]) for one in ended.told} == {(3, UNTIL)}
+    assert [(one["backend"], one["managed"]) for one in ended.results] == [("gloo", False)] * 3
+    assert {(one["ranks"], one["step"]) for one in ended.results} == {(3, UNTIL)}
     assert flow.of("exception") == flow.of("groups") == flow.of("broken") == []
     logs = [(flow.folder / f"rank-{rank}.log").read_text() for rank in range(3)]
     assert [log.count("NCCL 2.27.9") for log in logs] == [1, 0, 0]
@@ -94,7 +94,7 @@ def test_a_torch_that_lacks_what_managed_groups_need_trains_with_its_own(job: Jo
     flow = job("other-torch", script="joined", ranks=2)
     ended = flow.finish()
     assert ended.status == [0] * 2, flow.logs()
-    assert [(one["backend"], one["managed"], one["step"]) for one in ended.told] == [("gloo", False, UNTIL)] * 2
+    assert [(one["backend"], one["managed"], one["step"]) for one in ended.results] == [("gloo", False, UNTIL)] * 2
     assert mentions((flow.folder / "rank-0.log").read_text(), "2.99.0", MISSING, "PyTorch's own")
     assert {one["text"].partition("; ")[2] for one in flow.of("level")} == {untested("2.99.0")}
     assert flow.of("exception") == flow.of("groups") == []
@@ -105,7 +105,7 @@ def test_an_nccl_that_can_be_aborted_is_managed(job: Job) -> None:
     flow = job(script="joined", ranks=2)
     ended = flow.finish()
     assert ended.status == [0] * 2, flow.logs()
-    assert [(one["backend"], one["managed"]) for one in ended.told] == [("gloo", True)] * 2
+    assert [(one["backend"], one["managed"]) for one in ended.results] == [("gloo", True)] * 2
 
 
 def test_ranks_that_start_late_are_waited_for(job: Job) -> None:
@@ -113,13 +113,16 @@ def test_ranks_that_start_late_are_waited_for(job: Job) -> None:
     flow = job(script="skewed", ranks=3)
     ended = flow.finish()
     assert ended.status == [0] * 3, flow.logs()
-    assert [one["ranks"] for one in ended.told] == [3] * 3
+    assert [one["ranks"] for one in ended.results] == [3] * 3
     assert flow.of("exception") == flow.of("broken") == []
 
 
 def test_a_group_that_is_not_complete_within_its_timeout_is_reported(job: Job) -> None:
     """Half a second, as the script has asked for: an error of its own, by which no group counts as broken."""
     flow = job("short", script="skewed", ranks=3)
-    told = flow.hear("exception", 0)
-    assert (told["type"], told["peer_lost"]) == ("torch.distributed.DistStoreError", True)  # for the diagnosis it is a secondary failure
+    report = flow.receive("exception", 0)
+    assert (report["type"], report["peer_lost"]) == (
+        "torch.distributed.DistStoreError",
+        True,
+    )  # for the diagnosis it is a secondary failure
     assert flow.of("broken") == []

@@ -40,9 +40,9 @@ def test_invalidated_checkpoints_are_skipped_until_they_are_written_again(tmp_pa
 def test_invalidated_snapshots_of_earlier_generations_do_not_count() -> None:
     """From the step on; nothing else is touched."""
     memory = SnapshotSource.of({"HOLDFAST_INVALIDATED": "5:7,90:9"})
-    told = {"node": "n", "name": "rank-0", "rank": 0, "shard": "p", "part": 0, "parts": 1}
+    facts = {"node": "n", "name": "rank-0", "rank": 0, "shard": "p", "part": 0, "parts": 1}
     steps = [(4, 0), (5, 6), (5, 7), (90, 8), (90, 9)]
-    kept = memory.usable([[{**told, "step": step, "lineage": lineage} for step, lineage in steps]])
+    kept = memory.usable([[{**facts, "step": step, "lineage": lineage} for step, lineage in steps]])
     assert {(one.step, one.lineage) for one in kept} == {(4, 0), (5, 7), (90, 9)}
     assert all(isinstance(one, SnapshotRef) for one in kept)
 

@@ -52,7 +52,7 @@ OTHERS: dict[str, Callable[[], Tensor]] = {
 
 @given(st.lists(st.integers(0, 4), max_size=4), st.data())
 def test_a_layout_is_dense_when_torch_says_so(shape: list[int], data: st.DataObject) -> None:
-    """For any strides: torch has an operator of its own that tells it."""
+    """For any strides: torch has an operator of its own for that."""
     strides = data.draw(
         st.lists(st.integers(0, 16), min_size=len(shape), max_size=len(shape)) | st.just(list(tensor_layout.contiguous(shape)))
     )
@@ -74,7 +74,7 @@ def test_what_fills_its_memory_is_seen_as_it_lies_there(name: str) -> None:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_does_not_is_never_taken_for_memory(name: str) -> None:
-    """It has no flat view, and is told as the contiguous tensor that a copy of it is."""
+    """It has no flat view, and is treated as the contiguous tensor that a copy of it is."""
     one = OTHERS[name]()
     with pytest.raises(ValueError, match="copy it first"):
         bytes_of(one)
@@ -153,7 +153,7 @@ def training(seed: int, *, steps: int, **settings: Any) -> Training:
     return Training(model=model, optimizers=[optimizer])
 
 
-def told(one: Training) -> dict[str, tuple[list[Any], tuple[int, ...]]]:
+def values_of(one: Training) -> dict[str, tuple[list[Any], tuple[int, ...]]]:
     """Return the values and the strides of all that *one* has."""
     state = {f"{number}.{key}": value for number, held in enumerate(one.optimizers[0].state.values()) for key, value in held.items()}
     whole = {**one.model.state_dict(), **state}
@@ -175,14 +175,14 @@ def test_a_state_that_is_handed_over_has_its_bits_and_its_strides(settings: dict
     """To a process that has just been started, and goes on as the other does."""
     one, other = training(1, steps=2, **settings), training(2, steps=0, **settings)
     hand_over(one, other)
-    mine = told(one)
-    assert told(other) == mine
+    mine = values_of(one)
+    assert values_of(other) == mine
     assert mine["image.weight"][1] == mine["2.exp_avg"][1] == (27, 1, 9, 3)
     for each in (one, other):
         torch.manual_seed(5)
         each.model(torch.randn(2, 3, 8, 8)).backward()
         each.optimizers[0].step()
-    assert told(other) == told(one)
+    assert values_of(other) == values_of(one)
 
 
 def test_a_snapshot_has_what_fills_its_memory_as_it_lies_and_pickles_none_of_it(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_an_index_whose_strides_do_not_fill_the_tensor_is_refused(tmp_path: Path
     assert caught is None or any(part in str(caught.value.__cause__) for part in ("strides", "not a count"))
 
 
-def test_scalars_on_a_device_are_told_apart_from_those_on_the_host() -> None:
+def test_scalars_on_a_device_differ_from_those_on_the_host() -> None:
     """A count of steps that a kernel reads is where its parameter is; `meta` stands for a device that is not the host."""
     state: dict[str, dict[str, Any]] = {
         "w": {"step": torch.zeros((), device="meta"), "exp_avg": torch.zeros(3, device="meta")},

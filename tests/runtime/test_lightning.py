@@ -24,7 +24,7 @@ LEVEL = {
     "managed": NOT_REPAIRED,
     "stock": "process groups are PyTorch's own because the job says `groups: stock`",
 }
-"""What a job is told, by its ``groups``."""
+"""The arguments of a job, by its ``groups``."""
 
 
 def levels(flow: FlowDouble) -> set[tuple[str, str]]:
@@ -40,7 +40,7 @@ def run(workers: Workers, folder: Path, *options: str, groups: str, faults: list
     for one in faults:
         flow.until_dead(one["rank"])
         flow.restart()
-        resumed.append(flow.hear("resumed", one["rank"], generation=flow.generation)["step"])
+        resumed.append(flow.receive("resumed", one["rank"], generation=flow.generation)["step"])
     ended = flow.finish()
     assert ended.status == [0, 0], flow.logs()
     assert levels(flow) == {("managed-state", f"state is managed, {LEVEL[groups]}")}
@@ -60,7 +60,7 @@ def test_manual_optimization_and_workers_continue_bit_equal(workers: Workers, tm
     calm, _ = run(workers, undisturbed, "manual", "workers", groups="stock", faults=[])
     ended, resumed = run(workers, folder, "manual", "workers", "full", groups="auto", faults=chaos)
     assert resumed == [2, 4]
-    assert ended.told == calm.told
+    assert ended.results == calm.results
     assert ended.losses == calm.losses
     assert sorted(calm.losses[0]) == list(range(1, 7))
     log = (folder / "rank-0.log").read_text()
@@ -74,23 +74,23 @@ def test_manual_optimization_and_workers_continue_bit_equal(workers: Workers, tm
 def test_fewer_ranks_take_the_rest_of_the_epoch(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> None:
     """After 12 of 30 samples one rank goes on with the next: it counts batches of 3 where two ranks counted 6 samples.
 
-    The groups are demanded: the rank that is left ends with the lost one, and is told why no other took its place.
+    The groups are demanded: the rank that is left ends with the lost one, and names why no other took its place.
     """
     folder = tmp_path_factory.mktemp("f")
     flow = FlowDouble(workers, folder, SCRIPT, ranks=2, stride=1, chaos=[fault(0, "step", 2)], save=1, groups="managed").begin()
     flow.until_dead(0)
-    assert flow.hear("exception", 1)["peer_lost"]
+    assert flow.receive("exception", 1)["peer_lost"]
     flow.until(lambda: flow.pids[1] in flow.workers.ended(), "the end of rank 1")
     assert levels(flow) == {("managed-state", f"state is managed, {LEVEL['managed']}")}
     flow.ranks = 1
     flow.restart()
-    assert flow.hear("resumed", 0, generation=2)["step"] == 1
+    assert flow.receive("resumed", 0, generation=2)["step"] == 1
     assert flow.until(lambda: flow.workers.ended().get(flow.pids[0], -1) == 0, "the end of rank 0")
     flow.close()
-    told = json.loads((folder / "told-0.json").read_text())
+    result = json.loads((folder / "result-0.json").read_text())
     rest, second, third = (10 - 4) // 2, 10 // 2, 10  # two batches a step in the first two epochs, then one
-    assert told["step"] == 1 + rest + second + third
-    assert told["batches"] == 2 + (10 - 4) + 10 + 10
+    assert result["step"] == 1 + rest + second + third
+    assert result["batches"] == 2 + (10 - 4) + 10 + 10
 
 
 def test_misuse_is_refused_in_a_sentence(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -99,7 +99,7 @@ def test_misuse_is_refused_in_a_sentence(workers: Workers, tmp_path_factory: pyt
     ended = flow.finish()
     assert ended.status == [0], flow.logs()
     flow.close()
-    told = ended.told[0]
+    result = ended.results[0]
     for name, words in {
         "option": "every",
         "sharded": "ModelParallelStrategy",
@@ -109,8 +109,8 @@ def test_misuse_is_refused_in_a_sentence(workers: Workers, tmp_path_factory: pyt
         "torn": "torn.ckpt",
         "second": "one process can have one",
     }.items():
-        assert words in told[name], told
-        assert "\n" not in told[name], told
+        assert words in result[name], result
+        assert "\n" not in result[name], result
 
 
 def test_a_lightning_that_is_too_old_is_refused_in_a_sentence() -> None:

@@ -54,7 +54,7 @@ def test_megatron_lm_calls_this_module_in_place_of_its_own(agent: AgentDouble, t
     replaced = "megatron.replace_ft_integration()\n"
     imported = "from importlib import import_module\ntraining = import_module('megatron.training.training')\n"
     for script in (f"{here}{replaced}{imported}training.pretrain(5)", f"{here}{imported}{replaced}training.pretrain(5)"):
-        agent.heard.clear()
+        agent.received.clear()
         done = run(script, agent.environment)
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
         agent.wait_for("finished", step=5)
@@ -71,7 +71,7 @@ def test_a_model_of_megatron_core_resumes_bit_equal(tmp_path_factory: pytest.Tem
     """Tensor-parallel over two ranks, one of which is killed: the loop's own checkpoint, and steps, losses and sections are reported."""
     needs("megatron.core")
     workers = Workers("examples.megatron_core")
-    told, flows = [], []
+    results, flows = [], []
     for chaos in ([], [fault(1, "begin", 8)]):
         flow = FlowDouble(workers, tmp_path_factory.mktemp("f"), "saves_itself", "megatron", ranks=2, stride=1, chaos=chaos, groups="auto")
         flow.begin()
@@ -80,12 +80,12 @@ def test_a_model_of_megatron_core_resumes_bit_equal(tmp_path_factory: pytest.Tem
             flow.restart()
         ended = flow.finish()
         assert ended.status == [0, 0], flow.logs()
-        told.append((ended.told, ended.losses))
+        results.append((ended.results, ended.losses))
         flows.append(flow)
         flow.close()
     workers.close()
-    assert told[0] == told[1]
-    assert sorted(told[0][1][0]) == list(range(1, 11))
+    assert results[0] == results[1]
+    assert sorted(results[0][1][0]) == list(range(1, 11))
     disturbed = flows[1]
     assert "resumed after step 6" in disturbed.logs()
     assert {one["name"] for one in disturbed.of("section")} == {"checkpointing"}

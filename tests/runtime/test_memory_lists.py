@@ -30,7 +30,7 @@ def node() -> Iterator[MemoryNode]:
 def listed(
     node: MemoryNode, monkeypatch: pytest.MonkeyPatch, *, suffices: Callable[[set[SnapshotRef]], bool]
 ) -> tuple[set[SnapshotRef], list[list[str]]]:
-    """List the memory of *node*, whose server stands still until the first answers are exchanged; return also who was silent, by try."""
+    """List the memory of *node*, whose server is stopped until the first answers are exchanged; return also who was silent, by try."""
     monkeypatch.setattr(restore, "LIST_SECONDS", (0.2, 60.0))
     source = SnapshotSource(None, "here", {node.name: node.address}, TOKEN)
     silent: list[list[str]] = []

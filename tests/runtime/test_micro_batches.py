@@ -24,11 +24,11 @@ def test_every_sample_is_computed_once_and_weighs_the_same(deal: tuple[int, int,
     size, copies, most = deal
     values = [float(number) for number in range(size)]
     found = [split(values, BatchSplit(place=place, copies=copies, max_samples=most)) for place in range(copies)]
-    assert [one for parts in found for samples, told in parts for one in samples if told.samples] == values
+    assert [one for parts in found for samples, split_of in parts for one in samples if split_of.samples] == values
     assert len({len(parts) for parts in found}) == 1, "ranks that compute other numbers of shares would wait for each other"
-    assert all(told.last is (number == len(parts)) for parts in found for number, (_, told) in enumerate(parts, 1))
+    assert all(split_of.last is (number == len(parts)) for parts in found for number, (_, split_of) in enumerate(parts, 1))
     assert all(len(samples) <= (most or math.inf) for parts in found for samples, _ in parts)
-    mean = sum(told.weight * sum(samples) / len(samples) for parts in found for samples, told in parts) / copies
+    mean = sum(split_of.weight * sum(samples) / len(samples) for parts in found for samples, split_of in parts) / copies
     assert mean == pytest.approx(sum(values) / size)
 
 
@@ -39,16 +39,16 @@ def test_micro_batches_of_one_size_are_not_cut(units: int, most: int, copies: in
     found = [split(values, BatchSplit(place=place, copies=copies, max_samples=most, equal_size=True)) for place in range(copies)]
     assert {len(samples) for parts in found for samples, _ in parts} == {most}
     assert len({len(parts) for parts in found}) == 1
-    assert [one for parts in found for samples, told in parts for one in samples if told.samples] == values
-    mean = sum(told.weight * sum(samples) / len(samples) for parts in found for samples, told in parts) / copies
+    assert [one for parts in found for samples, split_of in parts for one in samples if split_of.samples] == values
+    mean = sum(split_of.weight * sum(samples) / len(samples) for parts in found for samples, split_of in parts) / copies
     assert mean == pytest.approx(sum(values) / len(values))
 
 
 def test_equal_micro_batches_have_the_weight_one() -> None:
     """With all copies there and a batch that they divide nothing is scaled: losses stay what they are to the bit."""
-    assert [told.weight for place in range(4) for _, told in split(list(range(32)), BatchSplit(place=place, copies=4, max_samples=8))] == [
-        1.0
-    ] * 4
+    assert [
+        split_of.weight for place in range(4) for _, split_of in split(list(range(32)), BatchSplit(place=place, copies=4, max_samples=8))
+    ] == [1.0] * 4
     assert BatchShard(samples=5, of=16, copies=3, last=True).weight == 15 / 16
 
 

@@ -21,9 +21,9 @@ from tests.mentions import mentions
 from tests.runtime.ranks import Ranks
 
 
-def lost(told: list[dict[str, Any]]) -> list[bool]:
+def lost(errors: list[dict[str, Any]]) -> list[bool]:
     """Return whether each error counts as a lost peer."""
-    return [error["peer_lost"] for error in told]
+    return [error["peer_lost"] for error in errors]
 
 
 def test_a_killed_rank_is_a_lost_peer_in_every_collective(ranks: Ranks) -> None:
@@ -31,35 +31,35 @@ def test_a_killed_rank_is_a_lost_peer_in_every_collective(ranks: Ranks) -> None:
     ended = ranks.start("lose_a_peer", 3, how="killed").wait()
     assert [one.status for one in ended] == [0, -9, 0]
     for one in (ended[0], ended[2]):
-        assert len(one.told) >= 3, one.told
-        assert all(lost(one.told)), one.told
+        assert len(one.result) >= 3, one.result
+        assert all(lost(one.result)), one.result
 
 
 def test_a_stopped_rank_is_a_lost_peer_after_the_timeout(ranks: Ranks) -> None:
     """The group's timeout reports a stopped peer."""
-    told = ranks.run("lose_a_peer", 3, how="silent")
-    assert told[0]
-    assert all(lost(told[0] + told[2])), told
+    results = ranks.run("lose_a_peer", 3, how="silent")
+    assert results[0]
+    assert all(lost(results[0] + results[2])), results
 
 
 def test_a_rank_that_never_came_is_not_an_error_of_the_script(ranks: Ranks) -> None:
     """The store waits for it in vain: to the diagnosis a secondary failure of whatever delays it."""
-    told = ranks.run("lose_a_peer", 2, how="never-came")
-    assert lost(told[0]) == [True], told
-    assert (told[0][0]["type"], "Timed out" in told[0][0]["message"]) == ("torch.distributed.DistStoreError", True)
+    results = ranks.run("lose_a_peer", 2, how="never-came")
+    assert lost(results[0]) == [True], results
+    assert (results[0][0]["type"], "Timed out" in results[0][0]["message"]) == ("torch.distributed.DistStoreError", True)
 
 
 def test_a_lost_store_is_a_lost_peer(ranks: Ranks) -> None:
     """The store ended with rank 0."""
     ended = ranks.start("lose_the_store", 2).wait()
-    assert ended[1].told, ended[1].log
-    assert all(lost(ended[1].told)), ended[1].told
+    assert ended[1].result, ended[1].log
+    assert all(lost(ended[1].result)), ended[1].result
 
 
 def test_a_wrong_collective_is_an_error_of_the_script(ranks: Ranks) -> None:
     """Errors of torch.distributed that no peer caused are not attributed to one."""
-    told = ranks.run("mismatch", 2)
-    for errors in told:
+    results = ranks.run("mismatch", 2)
+    for errors in results:
         assert len(errors) == 2
         assert not any(lost(errors)), errors
 
@@ -203,9 +203,9 @@ def test_an_exception_is_described_whatever_it_is() -> None:
             raise error
         return describe(caught.value, 7)
 
-    told = raised(OSError(28, "No space left on device"))
-    assert (told["type"], told["errno"], told["step"], told["peer_lost"]) == ("OSError", 28, 7, False)
-    assert "No space left on device" in told["traceback"]
+    reported = raised(OSError(28, "No space left on device"))
+    assert (reported["type"], reported["errno"], reported["step"], reported["peer_lost"]) == ("OSError", 28, 7, False)
+    assert "No space left on device" in reported["traceback"]
     assert mentions(raised(Unprintable())["message"], "not available", "RuntimeError")
     assert raised(KeyboardInterrupt())["type"] == "KeyboardInterrupt"
     long = raised(ValueError("x\ud800\0" * 100_000 + "the end"))

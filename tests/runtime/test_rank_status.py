@@ -22,28 +22,28 @@ def standings(flow: FlowDouble) -> dict[int, dict[str, Any]]:
     for rank in range(flow.ranks):
         flow.send(rank, {"do": "roll-call"})
     flow.until(lambda: len(flow.of("status")) == before + flow.ranks, "the standings of all")
-    told = flow.of("status")[before:]
-    return {next(rank for rank in range(flow.ranks) if flow.pids[rank] == one["pid"]): one for one in told}
+    messages = flow.of("status")[before:]
+    return {next(rank for rank in range(flow.ranks) if flow.pids[rank] == one["pid"]): one for one in messages}
 
 
 def test_ranks_report_their_status_while_they_wait_and_while_they_are_slow(job: Job) -> None:
     """The one that did not come is named with the line in which it sleeps; once it has come nothing is in work any more."""
     flow = job(script="rank_status", ranks=3)
     for rank in range(3):
-        flow.hear("here", rank)
+        flow.receive("here", rank)
     flow.until(lambda: all(standings(flow)[rank]["groups"][0]["counts"] == {"": 2} for rank in (0, 2)), "the waits of ranks 0 and 2")
-    told = standings(flow)
-    assert told[1]["groups"][0]["counts"] == {"": 1}
-    assert told[1]["groups"][0]["pending"] == []
-    assert told[1]["place"].endswith("in dawdle")
-    waiting = told[0]["groups"][0]["pending"][0]
+    messages = standings(flow)
+    assert messages[1]["groups"][0]["counts"] == {"": 1}
+    assert messages[1]["groups"][0]["pending"] == []
+    assert messages[1]["place"].endswith("in dawdle")
+    waiting = messages[0]["groups"][0]["pending"][0]
     assert {**waiting, "seconds": 0} == {"way": "", "number": 2, "name": "allreduce", "size": 5, "kind": "float32", "seconds": 0}
-    assert told[0]["waits"] == "gradients"
-    finding = explain({rank: RankProgress(node="n", step=0, age=1.0, status=parse_rank_status(one)) for rank, one in told.items()})
+    assert messages[0]["waits"] == "gradients"
+    finding = explain({rank: RankProgress(node="n", step=0, age=1.0, status=parse_rank_status(one)) for rank, one in messages.items()})
     assert finding is not None
     assert (finding.kind, finding.rank) == ("", 1)
     flow.pass_gate()
-    assert [flow.hear("done", rank)["told"] for rank in range(3)] == [[3.0] * 5] * 3
+    assert [flow.receive("done", rank)["summed"] for rank in range(3)] == [[3.0] * 5] * 3
 
 
 def test_operations_are_counted_by_way_and_dropped_when_nothing_waits_for_them() -> None:
@@ -64,12 +64,12 @@ def test_operations_are_counted_by_way_and_dropped_when_nothing_waits_for_them()
 
 def test_a_query_that_fails_does_not_end_the_receiving_of_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever goes wrong in an answer, the next command must be received."""
-    heard: list[Any] = []
-    monkeypatch.setitem(QUERIES, "sums", lambda question: heard.append(1 // question["step"]))
-    hear = answer_queries(heard.append)
+    asked: list[Any] = []
+    monkeypatch.setitem(QUERIES, "sums", lambda question: asked.append(1 // question["step"]))
+    receive = answer_queries(asked.append)
     for order in ({"do": "sums", "step": 0}, {"do": "sums", "step": 1}, {"do": "abandon"}):
-        hear(order)
-    assert heard == [1, {"do": "abandon"}]
+        receive(order)
+    assert asked == [1, {"do": "abandon"}]
 
 
 def test_torch_has_the_files_that_identify_a_wait_by_its_stack() -> None:

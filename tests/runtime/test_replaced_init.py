@@ -47,19 +47,19 @@ def test_torch_and_frameworks_get_what_they_would_from_torchs_own_group(job: Job
     ended = flow.finish()
     assert ended.status == [0] * 3, flow.logs()
     managed = "ManagedGroup"
-    for rank, told in enumerate(ended.told):
-        assert (told["before"], told["same"], told["destroyed"]) == (False, True, False)
-        assert (told["kind"], told["timeout"], told["default timeout"]) == (managed, 180, 1800)
-        assert told["backend"] == ["gloo", True, "cpu:gloo,cuda:gloo"]
-        assert told["device"] == ["cpu", ["cpu"]]
-        assert mentions(told["again"], "twice")
+    for rank, result in enumerate(ended.results):
+        assert (result["before"], result["same"], result["destroyed"]) == (False, True, False)
+        assert (result["kind"], result["timeout"], result["default timeout"]) == (managed, 180, 1800)
+        assert result["backend"] == ["gloo", True, "cpu:gloo,cuda:gloo"]
+        assert result["device"] == ["cpu", ["cpu"]]
+        assert mentions(result["again"], "twice")
         groups = {"default": "gloo", "named": "gloo", "both": "cpu:gloo,cuda:nccl"}
         expected = {name: [managed, backend, 6.0] for name, backend in groups.items()}
-        assert told["groups"] == (expected | {"part": [managed, "gloo", 3.0]} if rank < 2 else expected)
-        assert (told["mesh"], told["objects"]) == ([managed, "gloo"], [{"rank": one} for one in range(3)])
-        assert (told["loaded"], told["ddp"]) == (28.0, 3)
-        assert told["second"] == [managed, 6.0, 6.0, True]
-    assert ended.told[0]["fork"] == ended.told[0]["spawn"] == ["ProcessGroup 2"] * 2
+        assert result["groups"] == (expected | {"part": [managed, "gloo", 3.0]} if rank < 2 else expected)
+        assert (result["mesh"], result["objects"]) == ([managed, "gloo"], [{"rank": one} for one in range(3)])
+        assert (result["loaded"], result["ddp"]) == (28.0, 3)
+        assert result["second"] == [managed, 6.0, 6.0, True]
+    assert ended.results[0]["fork"] == ended.results[0]["spawn"] == ["ProcessGroup 2"] * 2
     assert flow.of("exception") == flow.of("broken") == []
 
 
@@ -73,7 +73,7 @@ def test_managed_groups_without_a_session_end_with_the_rank_and_spoil_nothing(jo
             log = flow.folder / "rank-0.log"
             flow.until(lambda log=log: log.exists() and "saved iteration 10" in log.read_text(), "iteration 10")  # type: ignore[misc]
             flow.kill(1)
-            assert flow.hear("exception", 0)["peer_lost"]
+            assert flow.receive("exception", 0)["peer_lost"]
             survivor = flow.pids[0]
             assert flow.until(lambda flow=flow, pid=survivor: flow.workers.ended().get(pid), "the end of rank 0") == 1  # type: ignore[misc]
             flow.restart()
@@ -91,22 +91,22 @@ def test_groups_that_cannot_be_managed_are_torchs_own_with_the_reason(job: Job) 
     flow = job("file", script="own_rendezvous", groups="auto", ranks=2)
     ended = flow.finish()
     assert ended.status == [0, 0], flow.logs()
-    assert ended.told == [{"kind": "ProcessGroup", "step": 3}] * 2
-    (told,) = flow.of("level")
-    assert told["level"] == "managed-state"
-    assert mentions(told["text"], "PyTorch's own", "init_method", "restart")
-    assert told["text"] in (flow.folder / "rank-0.log").read_text()
+    assert ended.results == [{"kind": "ProcessGroup", "step": 3}] * 2
+    (message,) = flow.of("level")
+    assert message["level"] == "managed-state"
+    assert mentions(message["text"], "PyTorch's own", "init_method", "restart")
+    assert message["text"] in (flow.folder / "rank-0.log").read_text()
 
 
 def test_a_session_that_may_not_repeat_a_step_restarts_with_its_state(job: Job) -> None:
     """Without `data` it is unknown which batch a repeated step would get: a lost rank ends the others, and the level says why."""
     flow = job(script="own_rendezvous", groups="auto", ranks=2, save=1, chaos=[fault(1, "forward", 3)])
     flow.until_dead(1)
-    assert flow.hear("exception", 0)["peer_lost"]
+    assert flow.receive("exception", 0)["peer_lost"]
     flow.restart()
     ended = flow.finish()
     assert ended.status == [0, 0], flow.logs()
-    assert ended.told == [{"kind": "ManagedGroup", "step": 3}] * 2
+    assert ended.results == [{"kind": "ManagedGroup", "step": 3}] * 2
     assert {one["step"] for one in flow.of("resumed")} == {0, 2}
     assert flow.of("groups") == []
     level, text = {(one["level"], one["text"]) for one in flow.of("level")}.pop()

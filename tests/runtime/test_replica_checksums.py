@@ -43,7 +43,7 @@ def test_checksums_identify_the_tensor() -> None:
 
 
 @pytest.fixture
-def told(agent: AgentDouble, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentDouble]:
+def connected_agent(agent: AgentDouble, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentDouble]:
     """Provide an agent to which this process is connected."""
     for name, value in agent.environment.items():
         monkeypatch.setenv(name, value)
@@ -54,34 +54,36 @@ def told(agent: AgentDouble, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentD
     ours.mute()
 
 
-def test_digests_are_reported_at_their_steps_and_checksums_on_request(told: AgentDouble) -> None:
+def test_digests_are_reported_at_their_steps_and_checksums_on_request(connected_agent: AgentDouble) -> None:
     """Of the newest checks only: older ones are not requested."""
     model = nn.Linear(4, 4)
     checker = ReplicaChecksums(model, {"HOLDFAST_CHECK_EVERY": "4"})
     for step in range(26):
         checker.check(step, "p")
-    found = told.wait_for("check", 6)
+    found = connected_agent.wait_for("check", 6)
     assert [one["step"] for one in found] == [4, 8, 12, 16, 20, 24]
     assert {(one["digest"], one["shard"]) for one in found} == {(found[0]["digest"], "p")}
     for step in (4, 24):
         rank_status.answer_queries()({"do": "sums", "step": step})
-    (answer,) = told.wait_for("sums")
+    (answer,) = connected_agent.wait_for("sums")
     assert answer["step"] == 24
     assert answer["sums"] == checksums_of(dict(model.named_parameters()))
 
 
 @pytest.mark.parametrize(("setting", "steps"), [("0", []), ("auto", [MIN_INTERVAL]), ("", [MIN_INTERVAL])])
-def test_checks_can_be_turned_off(told: AgentDouble, setting: str, steps: list[int]) -> None:
+def test_checks_can_be_turned_off(connected_agent: AgentDouble, setting: str, steps: list[int]) -> None:
     """And are on by default."""
     checker = ReplicaChecksums(nn.Linear(2, 2), {"HOLDFAST_CHECK_EVERY": setting})
     for step in range(MIN_INTERVAL + 1):
         checker.check(step, "")
     agent_client.link().report("end")
-    told.wait_for("end")
-    assert [one["step"] for one in told.of("check")] == steps
+    connected_agent.wait_for("end")
+    assert [one["step"] for one in connected_agent.of("check")] == steps
 
 
-def test_parameters_of_an_unsupported_kind_end_the_checks_and_not_the_training(told: AgentDouble, caplog: pytest.LogCaptureFixture) -> None:
+def test_parameters_of_an_unsupported_kind_end_the_checks_and_not_the_training(
+    connected_agent: AgentDouble, caplog: pytest.LogCaptureFixture
+) -> None:
     """A tensor without values stands for unsupported kinds of parameters."""
     checker = ReplicaChecksums(nn.Linear(2, 2, device="meta"), {})
     for step in range(MIN_INTERVAL, 4 * MIN_INTERVAL, MIN_INTERVAL):
@@ -109,9 +111,9 @@ def test_a_step_is_split_into_work_waits_and_data() -> None:
     assert timer.end() is None
     timer.begin()
     windows.sums |= {"gradients": 0.25, "vote": 0.5, "data": 0.125}
-    told = timer.end()
-    assert told is not None
-    assert (told["talk"], told["data"]) == (0.75, 0.125)
+    measured = timer.end()
+    assert measured is not None
+    assert (measured["talk"], measured["data"]) == (0.75, 0.125)
     timer.begin()
     assert timer.end() is not None
     assert timer.end()["talk"] == 0.0  # type: ignore[index]

@@ -372,8 +372,8 @@ def test_every_rank_computes_the_same_plan(
     ranks: list[RankHolding], checkpoints: frozenset[int], stored: tuple[SnapshotRef, ...], data: st.DataObject
 ) -> None:
     """In whatever order the holdings arrive."""
-    heard = data.draw(st.permutations(ranks)), sorted(checkpoints), data.draw(st.permutations(stored))
-    assert plan(*heard) == plan(ranks, checkpoints, stored)
+    shuffled = data.draw(st.permutations(ranks)), sorted(checkpoints), data.draw(st.permutations(stored))
+    assert plan(*shuffled) == plan(ranks, checkpoints, stored)
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 9))

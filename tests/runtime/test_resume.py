@@ -76,9 +76,9 @@ def test_another_number_of_ranks_resumes_with_the_same_model(ranks: Ranks, tmp_p
 
 def test_moments_wider_than_weights_are_restored(ranks: Ranks, tmp_path: Path) -> None:
     """The load_state_dict of torch would cast float32 moments of bfloat16 weights down."""
-    told = ranks.run("half_precision", directory=tmp_path)[0]
-    assert told["saved"][0] == "torch.float32"
-    assert told["restored"] == told["saved"]
+    results = ranks.run("half_precision", directory=tmp_path)[0]
+    assert results["saved"][0] == "torch.float32"
+    assert results["restored"] == results["saved"]
 
 
 def test_training_that_is_done_stays_done(ranks: Ranks, tmp_path: Path) -> None:

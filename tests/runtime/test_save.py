@@ -40,8 +40,8 @@ def test_a_full_disk_does_not_stop_training_and_the_next_interval_tries_again(ra
     assert names(small_disk / "c") == []
     (small_disk / "ballast").unlink()
     agent.wait_for("saved")
-    told = run.told()
-    assert [rank["step"] for rank in told] == [60, 60]
+    results = run.results()
+    assert [rank["step"] for rank in results] == [60, 60]
     troubles = agent.of("storage-error")
     assert [(one["kind"], one["why"]) for one in troubles] == [("checkpoint-disk-full", "No space left on device")]
     assert {one["step"] for one in agent.of("beat")} == set(range(1, 61))
@@ -56,14 +56,14 @@ def test_a_read_only_disk_is_reported(ranks: Ranks, agent: AgentDouble, small_di
     agent.wait_for("saved")
     remount = ["mount", "-o", "remount,ro", str(small_disk)]
     wait_until(lambda: subprocess.run(remount, check=False, capture_output=True).returncode == 0, seconds=60)  # busy while a file is open
-    assert [rank["step"] for rank in run.told()] == [60, 60]
+    assert [rank["step"] for rank in run.results()] == [60, 60]
     assert [(one["kind"], one["why"]) for one in agent.of("storage-error")] == [("checkpoint-read-only", "Read-only file system")]
 
 
 def test_one_rank_that_cannot_write_fails_the_save_of_all(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
     """The last of three ranks may write 4 KiB only: no rank believes that the checkpoint is complete, and none waits for it."""
-    told = ranks.run("train_without_room", 3, agent.environment, directory=tmp_path)
-    assert [rank["step"] for rank in told] == [12] * 3
+    results = ranks.run("train_without_room", 3, agent.environment, directory=tmp_path)
+    assert [rank["step"] for rank in results] == [12] * 3
     assert [(one["kind"], one["why"]) for one in agent.of("storage-error")] == [("checkpoint-write-failed", "File too large")]
     assert names(tmp_path) == []
 
@@ -84,8 +84,8 @@ def test_a_directory_of_another_user_is_reported_as_read_only(ranks: Ranks, agen
 def test_a_checkpoint_refused_by_the_agent_is_not_published(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
     """A worker of an older generation trains on, commits nothing, and leaves nothing."""
     agent.leave = False
-    told = ranks.run("train", 2, agent.environment, directory=tmp_path)
-    assert [rank["step"] for rank in told] == [12, 12]
+    results = ranks.run("train", 2, agent.environment, directory=tmp_path)
+    assert [rank["step"] for rank in results] == [12, 12]
     assert [one["step"] for one in agent.of("commit-request")] == [4, 8, 12]
     assert agent.of("saved") == []
     assert names(tmp_path) == []
@@ -97,8 +97,8 @@ def test_ranks_without_managed_groups_change_the_interval_with_a_save(
 ) -> None:
     """The interval that arrives with rank 0's permission reaches all ranks in the save; an interval set in the script stays."""
     agent.interval = 5
-    told = ranks.run("train", 2, agent.environment | {"HOLDFAST_SAVE_EVERY": "4"}, directory=tmp_path, every=every)
-    assert [rank["step"] for rank in told] == [12, 12]
+    results = ranks.run("train", 2, agent.environment | {"HOLDFAST_SAVE_EVERY": "4"}, directory=tmp_path, every=every)
+    assert [rank["step"] for rank in results] == [12, 12]
     assert [one["step"] for one in agent.of("saved")] == steps
 
 
@@ -107,7 +107,7 @@ def test_a_worker_without_its_agent_trains_on_and_commits_nothing(ranks: Ranks, 
     run = ranks.start("train", 2, agent.environment, directory=tmp_path, until=60, every=40, seconds_a_step=0.02)
     agent.wait_for("beat", step=5)
     agent.vanish()
-    assert [rank["step"] for rank in run.told()] == [60, 60]
+    assert [rank["step"] for rank in run.results()] == [60, 60]
     assert names(tmp_path) == []
 
 
@@ -161,7 +161,7 @@ def test_a_removed_directory_is_created_again(ranks: Ranks, agent: AgentDouble, 
     run = ranks.start("train", 2, agent.environment, directory=tmp_path / "c", until=40, every=10, seconds_a_step=0.02)
     agent.wait_for("saved", step=10)
     shutil.rmtree(tmp_path / "c")
-    assert [rank["step"] for rank in run.told()] == [40, 40]
+    assert [rank["step"] for rank in run.results()] == [40, 40]
     assert names(tmp_path / "c")[-1] == "step-00000040"
 
 
@@ -191,8 +191,8 @@ def test_after_a_kill_at_any_time_the_newest_checkpoint_is_complete(ranks: Ranks
             os.kill(pid, 9)
         assert [one.status for one in run.wait()] == [-9, -9]
         partials += any("partial" in name for name in names(tmp_path))
-        told = ranks.run("restore", 2, directory=tmp_path)
-        assert all(one["fits"] for one in told), told
-        assert told[0]["step"] == told[1]["step"] > newest
-        assert not [name for name in told[0]["left"] if name.startswith(".")], told
-        newest, turn = told[0]["step"], turn + 1
+        results = ranks.run("restore", 2, directory=tmp_path)
+        assert all(one["fits"] for one in results), results
+        assert results[0]["step"] == results[1]["step"] > newest
+        assert not [name for name in results[0]["left"] if name.startswith(".")], results
+        newest, turn = results[0]["step"], turn + 1

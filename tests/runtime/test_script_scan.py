@@ -43,7 +43,7 @@ DOES_NOT = {
 @pytest.mark.parametrize(
     ("files", "uses"), [*((one, True) for one in USES.values()), *((one, False) for one in DOES_NOT.values())], ids=str
 )
-def test_what_a_script_and_its_own_modules_import_tells(
+def test_the_imports_of_a_script_and_its_modules_count(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     files: dict[str, str],

@@ -45,9 +45,9 @@ def test_a_worker_reports_everything_to_its_agent(listening: AgentDouble, tmp_pa
     """From hello to bye: both marks, where it begins, each step, each save as a section."""
     train(until=3, checkpoint_dir=tmp_path, save_every=2)
     listening.wait_for("finished")
-    told = [message["t"] for message in listening.heard]
+    kinds = [message["t"] for message in listening.received]
     save = ["section", "commit-request", "saved", "section"]
-    assert told == ["hello", "mark", "mark", "resumed", "beat", "beat", *save, "beat", *save, "finished"]
+    assert kinds == ["hello", "mark", "mark", "resumed", "beat", "beat", *save, "beat", *save, "finished"]
     assert [mark["name"] for mark in listening.of("mark")] == ["group", "load"]
     assert [(beat["step"], beat["loss"], beat["until"]) for beat in listening.of("beat")] == [(1, 0.1, 3), (2, 0.2, 3), (3, 0.3, 3)]
     train(until=4, checkpoint_dir=tmp_path, save_every=0)
@@ -169,8 +169,8 @@ def test_a_section_is_declared_also_outside_of_a_session(listening: AgentDouble)
     """A compile before the session, with a limit as seconds or timedelta, and an end also when it fails."""
     with pytest.raises(KeyError), holdfast.section("compile", limit=timedelta(minutes=2)):
         raise KeyError
-    told = listening.wait_for("section", 2)
-    assert [(one["name"], one["limit_s"], one["begin"]) for one in told] == [("compile", 120.0, True), ("compile", 120.0, False)]
+    messages = listening.wait_for("section", 2)
+    assert [(one["name"], one["limit_s"], one["begin"]) for one in messages] == [("compile", 120.0, True), ("compile", 120.0, False)]
 
 
 def test_a_model_is_stored_under_its_own_names_however_it_is_wrapped(tmp_path: Path) -> None:
@@ -198,16 +198,16 @@ def test_an_uncaught_exception_is_sent_to_the_agent_with_its_step(agent: AgentDo
     (tmp_path / "train.py").write_text(SCRIPT)
     environment = os.environ | agent.environment | {"PYTHONPATH": str(ROOT)}
     ended = subprocess.run([sys.executable, tmp_path / "train.py"], env=environment, capture_output=True, text=True, check=False)
-    told = agent.wait_for("exception")[0]
-    assert (told["type"], told["message"], told["step"], told["peer_lost"]) == ("ArithmeticError", "the loss is gone", 4, False)
-    assert "train.py" in told["traceback"]
+    report = agent.wait_for("exception")[0]
+    assert (report["type"], report["message"], report["step"], report["peer_lost"]) == ("ArithmeticError", "the loss is gone", 4, False)
+    assert "train.py" in report["traceback"]
     assert (ended.returncode, "ArithmeticError: the loss is gone" in ended.stderr) == (1, True)
     assert agent.of("finished") == []
 
 
 def test_ranks_find_each_other_by_the_environment_alone(ranks: Ranks, agent: AgentDouble) -> None:
     """The session makes the group; each rank introduces itself to the agent."""
-    told = ranks.run("train", 2, agent.environment, until=2)
-    assert told[0]["model"] == told[1]["model"]
+    results = ranks.run("train", 2, agent.environment, until=2)
+    assert results[0]["model"] == results[1]["model"]
     assert sorted(one["rank"] for one in agent.wait_for("hello", 2)) == [0, 1]
     assert len(agent.wait_for("finished", 2)) == 2

@@ -21,11 +21,11 @@ def _always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_newest_snapshot_reported_is_the_newest_complete_one_in_the_memory_store(tmp_path: Path) -> None:
     """With the moment at which its state was the present one."""
-    trainer, told = Trainer(tmp_path), StatsReporter()
-    assert "step" not in told.stats(trainer.snapshotter, 1)
+    trainer, reporter = Trainer(tmp_path), StatsReporter()
+    assert "step" not in reporter.stats(trainer.snapshotter, 1)
     trainer.to(FIRST + 3)
     newest = max(labels(tmp_path).values(), key=lambda label: label.step)
-    said = told.stats(trainer.snapshotter, 1)
+    said = reporter.stats(trainer.snapshotter, 1)
     assert (said["step"], said["at"]) == (newest.step, newest.time) == (FIRST + 2, newest.time)
     assert (said["every"], said["taken"]) == (1, 3)
     assert said["size"] == newest.size
@@ -34,13 +34,13 @@ def test_the_newest_snapshot_reported_is_the_newest_complete_one_in_the_memory_s
 
 def test_statistics_of_generations_add_up_to_those_of_the_process(tmp_path: Path) -> None:
     """A process that lives on into another generation counts nothing twice."""
-    trainer, told = Trainer(tmp_path), StatsReporter()
-    told.stats(trainer.snapshotter, 1)
+    trainer, reporter = Trainer(tmp_path), StatsReporter()
+    reporter.stats(trainer.snapshotter, 1)
     trainer.to(FIRST + 4)
-    first = told.stats(trainer.snapshotter, 1)
-    assert told.stats(trainer.snapshotter, 2) | dict.fromkeys(SUMS, 0) == told.stats(trainer.snapshotter, 2)
+    first = reporter.stats(trainer.snapshotter, 1)
+    assert reporter.stats(trainer.snapshotter, 2) | dict.fromkeys(SUMS, 0) == reporter.stats(trainer.snapshotter, 2)
     trainer.to(FIRST + 9)
-    second = told.stats(trainer.snapshotter, 2)
+    second = reporter.stats(trainer.snapshotter, 2)
     for name in SUMS:
         assert first[name] + second[name] == pytest.approx(getattr(trainer.snapshotter.counts, name))
 
@@ -48,16 +48,16 @@ def test_statistics_of_generations_add_up_to_those_of_the_process(tmp_path: Path
 def test_costs_are_reported_at_intervals_and_the_newest_step_always(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A beat stays small; a new generation begins with all of it."""
     monkeypatch.setattr(reports, "REPORT_SECONDS", math.inf)
-    trainer, told = Trainer(tmp_path), StatsReporter()
-    assert set(told.stats(trainer.snapshotter, 1)) == {"every", "size", *SUMS}
+    trainer, reporter = Trainer(tmp_path), StatsReporter()
+    assert set(reporter.stats(trainer.snapshotter, 1)) == {"every", "size", *SUMS}
     trainer.to(FIRST + 2)
-    assert set(told.stats(trainer.snapshotter, 1)) == {"step", "at"}
-    assert set(told.stats(trainer.snapshotter, 2)) == {"step", "at", "every", "size", *SUMS}
+    assert set(reporter.stats(trainer.snapshotter, 1)) == {"step", "at"}
+    assert set(reporter.stats(trainer.snapshotter, 2)) == {"step", "at", "every", "size", *SUMS}
 
 
 def test_a_rank_that_takes_no_snapshots_reports_why() -> None:
     """Where the node or the job has none, there is nothing for a rank to say."""
-    told = StatsReporter()
-    assert told.stats(None, 1) == {}
-    told.why = "no optimizer"
-    assert told.stats(None, 1) == {"why": "no optimizer"}
+    reporter = StatsReporter()
+    assert reporter.stats(None, 1) == {}
+    reporter.why = "no optimizer"
+    assert reporter.stats(None, 1) == {"why": "no optimizer"}

@@ -129,8 +129,8 @@ def test_a_node_without_memory_trains_on_and_reports_it_once(tmp_path: Path, cap
     trainer = Trainer(tmp_path, limit=100_000)
     trainer.to(FIRST + 4)
     assert stored(tmp_path) == {}
-    (told,) = [one.message for one in caplog.records if "snapshot-no-memory" in one.message]
-    assert mentions(told, "checkpoint.memory.max_memory")
+    (message,) = [one.message for one in caplog.records if "snapshot-no-memory" in one.message]
+    assert mentions(message, "checkpoint.memory.max_memory")
 
 
 def test_extra_state_counts_towards_the_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -144,8 +144,8 @@ def test_extra_state_counts_towards_the_limit(tmp_path: Path, caplog: pytest.Log
     again.extra["said"] = "x" * 2**22
     again.to(FIRST + 11)
     assert store_folders.usage(tmp_path) <= limit
-    (told,) = [one.message for one in caplog.records if "snapshot-no-memory" in one.message]
-    assert "4 MiB more would exceed" in told
+    (message,) = [one.message for one in caplog.records if "snapshot-no-memory" in one.message]
+    assert "4 MiB more would exceed" in message
 
 
 def test_copying_goes_on_in_windows_and_nowhere_else(tmp_path: Path) -> None:
@@ -200,12 +200,12 @@ class Counting(torch.optim.SGD):
 
     def step(self, closure: Any = None) -> Any:
         """Apply a step, and count."""
-        told = super().step(closure)
+        loss = super().step(closure)
         for number, parameter in enumerate(one for group in self.param_groups for one in group["params"]):
             state = self.state[parameter]
             state["notes"] = {"last": state.get("count", 0)}
             state["count"] = state.get("count", 0) + 1 + number
-        return told
+        return loss
 
 
 def test_all_optimizer_state_is_restored_to_its_parameter(tmp_path: Path) -> None:

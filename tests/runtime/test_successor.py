@@ -34,8 +34,8 @@ agent = os.getpid()
 if not os.fork():
     os.environ["RANK"] = "0"
     os.environ["OTHER"] = "old"
-    told = successor.fork(agent)
-    if told is None:
+    order = successor.fork(agent)
+    if order is None:
         for name in names:
             __import__(name)
         successor.record_imports()
@@ -46,7 +46,7 @@ if not os.fork():
             successor.go({"RANK": "3"}, [{"do": "regroup"}])
         os._exit(0)
     modules = sorted(set(sys.modules) & {"plain", "asks", "uses", "may_use", "hides"})
-    seen = {"modules": modules, "told": told, "child of the agent": os.getppid() == agent, "own session": os.getsid(0) == os.getpid()}
+    seen = {"modules": modules, "order": order, "child of the agent": os.getppid() == agent, "own session": os.getsid(0) == os.getpid()}
     print(json.dumps(seen), flush=True)
     os._exit(0)
 while True:
@@ -64,17 +64,17 @@ def successor_of(folder: Path, *names: str) -> dict[str, Any]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", PROGRAM, str(folder), *names]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    reported: dict[str, Any] = json.loads(done.stdout)
+    return reported
 
 
 @pytest.mark.parametrize("names", [("plain", "asks", "uses", "may_use"), ("may_use", "uses", "plain")])
 def test_a_successor_imports_modules_that_do_not_read_the_rank(tmp_path: Path, names: tuple[str, ...]) -> None:
     """Neither a module that reads it, nor one that imports such a module, whichever came first in the script."""
-    told = successor_of(tmp_path, *names)
-    assert told == {
+    reported = successor_of(tmp_path, *names)
+    assert reported == {
         "modules": ["plain"],
-        "told": {"do": "go", "environment": {"RANK": "3"}, "commands": [{"do": "regroup"}]},
+        "order": {"do": "go", "environment": {"RANK": "3"}, "commands": [{"do": "regroup"}]},
         "child of the agent": True,
         "own session": True,
     }

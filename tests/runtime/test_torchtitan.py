@@ -56,20 +56,20 @@ def test_a_training_continues_bit_equal(
     chaos = [fault(1, "begin", 8), fault(0, "begin", 11, generation=2)]
     flow = FlowDouble(titans, tmp_path_factory.mktemp("f"), SCRIPT, ranks=2, stride=1, chaos=chaos, memory=True, groups="auto").begin()
     flow.until_dead(1)
-    assert flow.hear("exception", 0)["peer_lost"]
+    assert flow.receive("exception", 0)["peer_lost"]
     flow.restart()
-    assert flow.hear("resumed", 0, generation=2)["step"] in (6, 7), flow.logs()
+    assert flow.receive("resumed", 0, generation=2)["step"] in (6, 7), flow.logs()
     flow.until_dead(0)
     assert generators(flow, 2).items() <= generators(calm, 1).items()
     shutil.rmtree(flow.folder / "memory")
     own = flow.folder / "output" / "checkpoint"
     (own / "step-10").mkdir()  # torn: what it says of itself is written last
     flow.restart()
-    resumed = flow.hear("resumed", 0, generation=3, step=8)
+    resumed = flow.receive("resumed", 0, generation=3, step=8)
     assert resumed["path"] == str(own / "step-8")
     ended = flow.finish()
     assert ended.status == [0, 0], flow.logs()
-    assert ended.told == whole.told
+    assert ended.results == whole.results
     assert ended.losses == whole.losses
     assert {one["name"] for one in flow.of("section")} == {"checkpoint of torchtitan"}
     levels = {(one["level"], "torchtitan's Trainer cannot compute a step again" in one["text"]) for one in flow.of("level")}
@@ -90,11 +90,11 @@ def test_a_model_over_several_ranks_continues_bit_equal(titans: Workers, tmp_pat
     flow = FlowDouble(titans, tmp_path_factory.mktemp("f"), SCRIPT, *options, ranks=2, stride=1, **given).begin()
     flow.until_dead(1)
     flow.restart()
-    assert flow.hear("resumed", 0, generation=2)["step"] in (6, 7), flow.logs()
+    assert flow.receive("resumed", 0, generation=2)["step"] in (6, 7), flow.logs()
     ended = flow.finish()
     assert ended.status == [0, 0], flow.logs()
-    assert (ended.told, ended.losses) == (whole.told, whole.losses)
-    assert whole.told[0]["model"] != whole.told[1]["model"], "each rank has a part of its own"
+    assert (ended.results, ended.losses) == (whole.results, whole.losses)
+    assert whole.results[0]["model"] != whole.results[1]["model"], "each rank has a part of its own"
     assert whole.losses[0] == whole.losses[1]
     assert sorted(whole.losses[0]) == list(range(1, 10))
     assert all(loss is not None and loss > 0 for loss in whole.losses[0].values())
@@ -123,13 +123,13 @@ def test_saves_that_fail_end_nothing_and_fewer_ranks_are_refused(titans: Workers
     flow.restart()
     status = flow.until(lambda: flow.workers.ended().get(flow.pids[0]), "the end of rank 0")
     assert status == 1, flow.logs()
-    error = flow.hear("exception", 0)
+    error = flow.receive("exception", 0)
     assert error["message"].startswith("the state was saved with 2 data-parallel ranks, and there are 1: torchtitan's data loader")
     (own / "step-8").mkdir()
     (own / "step-8" / "__0_0.distcp").symlink_to("/dev/full")
     flow.argv += ["--checkpoint.exclude_from_loading", "dataloader", "--checkpoint.async_mode", "async", "--training.steps", "11"]
     flow.restart()
-    assert flow.hear("resumed", 0, generation=3)["step"] == 6
+    assert flow.receive("resumed", 0, generation=3)["step"] == 6
     assert flow.until(lambda: flow.workers.ended().get(flow.pids[0], -1) == 0, "the end of rank 0")
     assert sorted(one["step"] for one in flow.of("beat") if one["generation"] == 3) == [7, 8, 9, 10, 11]
     full = (8, str(own / "step-8"), "checkpoint-disk-full", "No space left on device")

@@ -59,9 +59,9 @@ def test_other_values_are_saved_as_torch_does() -> None:
     whole = {"order": collections.OrderedDict(b=1, a=torch.ones(2)), "parameter": torch.nn.Parameter(torch.ones(2))}
     data = tree.pickled(whole)
     assert data[:1] == b"t"
-    told = tree.unpickled(data)
-    assert list(told["order"]) == ["b", "a"]
-    assert told["parameter"].tolist() == [1.0, 1.0]
+    restored = tree.unpickled(data)
+    assert list(restored["order"]) == ["b", "a"]
+    assert restored["parameter"].tolist() == [1.0, 1.0]
 
 
 def test_generator_states_survive_pickling() -> None:

@@ -18,8 +18,8 @@ from tests.runtime.test_groups_bit_equality import start_hot_spares, taken_over
 
 def epochs_of(flow: FlowDouble, rank: int) -> tuple[list[int], int]:
     """Return after which epochs the last process of *rank* evaluated, and how many of its steps counted."""
-    told = json.loads((flow.folder / f"epochs-{rank}.json").read_text())
-    return told["evaluated"], told["counted"]
+    epochs = json.loads((flow.folder / f"epochs-{rank}.json").read_text())
+    return epochs["evaluated"], epochs["counted"]
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +60,7 @@ def test_with_stock_groups_all_restart_in_the_middle_of_an_epoch(job: Job, undis
     for rank, step in ((1, 6), (0, 12)):
         flow.until_dead(rank)
         flow.restart()
-        assert flow.hear("resumed", rank, generation=flow.generation)["step"] == step
+        assert flow.receive("resumed", rank, generation=flow.generation)["step"] == step
     assert not flow.of("groups")
     assert_undisturbed(flow, undisturbed_loop)
     assert epochs_of(flow, 0) == ([2, 3], 4)
@@ -71,14 +71,14 @@ def test_a_loop_with_data_of_its_own_restarts_all_ranks(job: Job, workers: Worke
     whole = undisturbed(FlowDouble(workers, tmp_path_factory.mktemp("f"), "user_loop", UNTIL, "plain", ranks=2, stride=1))
     flow = job("plain", script="user_loop", ranks=2, stride=1, save=1, chaos=[fault(1, "forward", 7)])
     flow.until_dead(1)
-    raised = flow.hear("exception", 0)
+    raised = flow.receive("exception", 0)
     assert (raised["type"].rpartition(".")[2], raised["peer_lost"], raised["step"]) == ("StepNotRepeatable", True, 7)
     assert mentions(raised["message"], "step 7", "holdfast.Loader")
     lines = (flow.folder / "rank-0.log").read_text().splitlines()
     assert sum(mentions(line, "loop", "holdfast.Loader") for line in lines) == 1
     assert not flow.of("groups"), "the controller must not wait for this process"
     flow.restart()
-    assert flow.hear("resumed", 0, generation=2)["step"] == 6
+    assert flow.receive("resumed", 0, generation=2)["step"] == 6
     assert_undisturbed(flow, whole)
 
 
@@ -90,9 +90,9 @@ def test_a_loop_in_groups_made_unasked_is_repeated_or_says_why_not(job: Job, und
     assert [one["level"] for one in flow.of("level")] == ["managed-groups"]
     flow = job("stock", "plain", script="user_loop", ranks=2, stride=1, groups="auto", save=1, chaos=[fault(1, "forward", 7)])
     flow.until_dead(1)
-    assert flow.hear("exception", 0)["peer_lost"]
+    assert flow.receive("exception", 0)["peer_lost"]
     flow.restart()
-    assert flow.hear("resumed", 0, generation=2)["step"] == 6
+    assert flow.receive("resumed", 0, generation=2)["step"] == 6
     assert flow.finish().status == [0, 0], flow.logs()
     (level,) = {(one["level"], one["text"]) for one in flow.of("level")}
     assert level[0] == "managed-state"

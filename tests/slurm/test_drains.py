@@ -86,15 +86,15 @@ def test_a_node_drained_by_another_controller_is_resumed_only_if_it_returned_to_
     assert not Drains(CLUSTER).drain(node, "ecc: it has bad memory")
     wait_until(lambda: slurm.state(node).startswith("drain"), seconds=60, explain=slurm.logs)
 
-    def told(back: dict[str, float]) -> list[str]:
+    def updated(back: dict[str, float]) -> list[str]:
         return list(Drains(CLUSTER).update({}, back, node_states(run_command("sinfo", "--json"))))
 
     try:
-        assert told({}) == []
-        assert told({node: drained - 60.0}) == []
+        assert updated({}) == []
+        assert updated({node: drained - 60.0}) == []
         assert slurm.state(node).startswith("drain")
     finally:
-        (resumed,) = told({node: drained + 60.0})
+        (resumed,) = updated({node: drained + 60.0})
         assert mentions(resumed, node, "resumed")
     wait_until(lambda: slurm.state(node) == "idle", seconds=60, explain=slurm.logs)
 

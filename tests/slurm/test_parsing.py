@@ -49,21 +49,21 @@ NEW = {
 }
 
 
-@pytest.mark.parametrize("told", [OLD, LATER, NEW], ids=["22.05", "23.02", "23.11"])
-def test_states_of_nodes_are_parsed_in_the_format_of_each_version(told: object) -> None:
+@pytest.mark.parametrize("given", [OLD, LATER, NEW], ids=["22.05", "23.02", "23.11"])
+def test_states_of_nodes_are_parsed_in_the_format_of_each_version(given: object) -> None:
     """A word and flags, a list, or groups of nodes."""
-    (node,) = node_states(json.dumps(told)).values()
+    (node,) = node_states(json.dumps(given)).values()
     assert (node.name, node.address, node.port, node.reason, node.since) == ("n1", "10.0.0.1", 6818, "Not responding", 1.7e9)
     assert node.states == ("DOWN", "NOT_RESPONDING", "DRAIN")
     assert (node.is_dead, node.is_leaving) == (True, True)
 
 
 @pytest.mark.parametrize(
-    ("told", "meant"), [("localhost", "127.0.0.1"), ("0:0:0:0:0:0:0:1", "::1"), ("no-such-name.invalid", "no-such-name.invalid")]
+    ("given", "meant"), [("localhost", "127.0.0.1"), ("0:0:0:0:0:0:0:1", "::1"), ("no-such-name.invalid", "no-such-name.invalid")]
 )
-def test_the_address_of_a_node_is_ipv6_only_where_it_has_no_other(told: str, meant: str) -> None:
+def test_the_address_of_a_node_is_ipv6_only_where_it_has_no_other(given: str, meant: str) -> None:
     """A name that only the nodes can resolve is kept."""
-    (state,) = node_states(json.dumps(OLD).replace("10.0.0.1", told)).values()
+    (state,) = node_states(json.dumps(OLD).replace("10.0.0.1", given)).values()
     reach = SlurmTransport(SlurmCluster(kind="slurm"), lambda _node: None, {"n1": state}.get)
     assert reach.address("n1") == meant
 

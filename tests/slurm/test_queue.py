@@ -30,9 +30,9 @@ def test_the_own_allocation_is_found_by_the_id_in_its_environment(
 
     try:
         wait_until(lambda: len(begun()) == (2 if options == ARRAY else 1), seconds=60, explain=slurm.logs)
-        for told in begun():
-            (one,) = in_queue("none", "", told.name)
-            assert (one.id, one.nodes, one.is_running) == (told.name, (told.read_text().strip(),), True)
+        for path in begun():
+            (one,) = in_queue("none", "", path.name)
+            assert (one.id, one.nodes, one.is_running) == (path.name, (path.read_text().strip(),), True)
             assert one.ends is not None
     finally:
         slurm.run("scancel", number)

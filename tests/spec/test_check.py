@@ -17,14 +17,14 @@ def fields(tmp_path: Path) -> dict[str, Any]:
     return {"name": "a", "script": "train.py", "workdir": str(tmp_path), "checkpoint": {"directory": str(tmp_path / "new" / "deep")}}
 
 
-def told(fields: dict[str, Any], cluster: LocalCluster | None = None) -> dict[str, str]:
+def reasons(fields: dict[str, Any], cluster: LocalCluster | None = None) -> dict[str, str]:
     """Return the reasons by field."""
     return {problem.field: problem.reason for problem in checks(TrainingJob.model_validate(fields), cluster or LocalCluster())}
 
 
 def test_a_valid_job_has_no_problems_and_nothing_is_written(fields: dict[str, Any], tmp_path: Path) -> None:
     """Looking leaves no trace."""
-    assert told(fields) == {}
+    assert reasons(fields) == {}
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
@@ -48,7 +48,7 @@ def test_a_valid_job_has_no_problems_and_nothing_is_written(fields: dict[str, An
 )
 def test_missing_files_are_reported(fields: dict[str, Any], change: dict[str, Any], field: str, words: str) -> None:
     """Each by its field."""
-    assert words in told(fields | change)[field]
+    assert words in reasons(fields | change)[field]
 
 
 @pytest.mark.parametrize(
@@ -88,14 +88,14 @@ def test_a_module_that_cannot_be_run_is_reported_and_none_is_imported(
     (tmp_path / "own_path/__init__.py").write_text("__path__.append('/somewhere')")
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib/elsewhere.py").write_text(loud)
-    found = told(fields | {"script": None, "module": module, "env": {"PYTHONPATH": "lib"}})
+    found = reasons(fields | {"script": None, "module": module, "env": {"PYTHONPATH": "lib"}})
     assert words in found["module"] if words else found == {}
 
 
 def test_a_command_may_be_next_to_the_job_file(fields: dict[str, Any], tmp_path: Path) -> None:
     """A path is seen from the job's directory."""
     (tmp_path / "train.py").chmod(0o755)
-    assert told(fields | {"script": None, "command": ["./train.py"]}) == {}
+    assert reasons(fields | {"script": None, "command": ["./train.py"]}) == {}
 
 
 def test_a_review_reports_bad_fields_and_missing_files_together(tmp_path: Path) -> None:

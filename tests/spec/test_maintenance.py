@@ -71,9 +71,9 @@ def test_invalid_windows_are_refused_with_place_and_cure(tmp_path: Path, text: s
     path.write_text(f"nodes: 3\n{text}\n")
     with pytest.raises(BadFile) as refused:
         load_cluster(path)
-    told = str(refused.value)
-    assert field in told
-    assert words in told
+    message = str(refused.value)
+    assert field in message
+    assert words in message
 
 
 def test_a_cluster_has_no_maintenance_by_default() -> None:

@@ -66,10 +66,10 @@ def order(**memory: Any) -> dict[str, Any]:
 @pytest.mark.usefixtures("holdfast_home")
 def test_workers_and_nodes_get_the_settings_of_the_job() -> None:
     """A job that takes no snapshots has no memory store made."""
-    told = order(interval=3, when_late="pause", max_pause="50ms", max_memory="1GB")
+    sent = order(interval=3, when_late="pause", max_pause="50ms", max_memory="1GB")
     names = ("EVERY", "OVERHEAD", "POLICY", "PAUSE")
-    assert [told["environment"][f"HOLDFAST_MEMORY_{name}"] for name in names] == ["3", "0.01", "pause", "0.05"]
-    assert told["memory"] == {"limit": 10**9}
+    assert [sent["environment"][f"HOLDFAST_MEMORY_{name}"] for name in names] == ["3", "0.01", "pause", "0.05"]
+    assert sent["memory"] == {"limit": 10**9}
     assert order()["memory"] == {"limit": None}
     assert order(interval=0)["memory"] is None
 

@@ -44,9 +44,9 @@ def cluster(tmp_path: Path, text: str) -> SlurmCluster:
 )
 def test_problems_have_field_and_cure(tmp_path: Path, text: str, field: str, words: str) -> None:
     """Before any request to Slurm."""
-    with pytest.raises(BadFile) as told:
+    with pytest.raises(BadFile) as caught:
         cluster(tmp_path, text)
-    (problem,) = told.value.problems
+    (problem,) = caught.value.problems
     assert problem.field == field, problem
     assert words in str(problem), problem
     assert problem.cure

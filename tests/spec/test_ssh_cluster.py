@@ -91,8 +91,8 @@ def test_an_error_is_reported_with_place_and_cure(tmp_path: Path, text: str, fie
     """Nothing of it reaches a shell or a name server."""
     with pytest.raises(BadFile) as refused:
         cluster(tmp_path, text)
-    told = {problem.field: str(problem) for problem in refused.value.problems}
-    assert words in told[field]
+    problems = {problem.field: str(problem) for problem in refused.value.problems}
+    assert words in problems[field]
 
 
 def test_a_range_expands_to_nodes(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_large_cluster_fits_into_the_parameters_of_a_flow() -> None:
     """Prefect accepts half a megabyte: of each host only the fields that are set are passed, empty ones included."""
     said = [{"name": f"gpu{n:04}", "address": f"n{n:04}.example.org", "failure_domain": "rack-a", "jump": []} for n in range(4096)]
     made = cluster_of({"kind": "ssh", "hosts": said})
-    told = made.model_dump(mode="json")
-    assert told["hosts"] == said
-    assert len(json.dumps(told)) < get_current_settings().server.api.max_parameter_size
-    assert cluster_of(told) == made
+    dumped = made.model_dump(mode="json")
+    assert dumped["hosts"] == said
+    assert len(json.dumps(dumped)) < get_current_settings().server.api.max_parameter_size
+    assert cluster_of(dumped) == made

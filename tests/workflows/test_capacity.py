@@ -46,20 +46,20 @@ def test_nodes_that_are_quarantined_or_do_not_answer_are_not_free(history: Histo
 
 
 def test_a_wait_ends_as_soon_as_a_node_comes_back(history: History) -> None:
-    """A line tells what is waited for, once for each change; the node comes back while that line is told."""
+    """A line says what is waited for, once for each change; the node comes back while that line is written."""
     quarantined(history, "node-1")
     LocalNodes.of(SMALL).power_off("node-2")
-    told: list[str] = []
+    lines: list[str] = []
 
-    def tell(line: str) -> None:
-        told.append(line)
+    def report(line: str) -> None:
+        lines.append(line)
         cordons.apply(history, PLACE, "node-1", lambda one, _: return_to_service(one, word("new GPU")), now=time.time())
 
     with open_capacity_check(SMALL) as check:
-        found = wait_for(check, 2, timeout_seconds=60, poll_seconds=0.05, report=tell)
+        found = wait_for(check, 2, timeout_seconds=60, poll_seconds=0.05, report=report)
     assert found.free == ("node-0", "node-1")
-    assert len(told) == 1
-    assert mentions(told[0], "cluster 'small'", "1 of 2", "node-1", "quarantined")
+    assert len(lines) == 1
+    assert mentions(lines[0], "cluster 'small'", "1 of 2", "node-1", "quarantined")
 
 
 def test_a_wait_that_takes_too_long_says_what_each_node_lacks(history: History) -> None:

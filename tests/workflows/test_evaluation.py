@@ -43,12 +43,12 @@ def run(checkpoint: CheckpointInfo, code: str, *args: str, timeout_seconds: floa
 
 def test_an_evaluation_reads_the_checkpoint_and_its_last_json_line_is_the_result(checkpoint: CheckpointInfo) -> None:
     """The tensor of step 70 holds 70; places in the arguments are filled in, and each line is passed on."""
-    told: list[str] = []
+    lines: list[str] = []
     program = Program(command=[sys.executable, "-c", LOAD, "{checkpoint}", "at-{step}", '{"braces": 1}'])
-    found = evaluate(checkpoint, program, told.append)
+    found = evaluate(checkpoint, program, lines.append)
     assert (found.job, found.step, found.checkpoint, found.metrics) == ("gpt", 70, checkpoint.path, {"mean": 70.0, "step": 70})
-    assert told[0] == f'loaded {checkpoint.path} at-70 {{"braces": 1}}'
-    assert told[-1] == "done"
+    assert lines[0] == f'loaded {checkpoint.path} at-70 {{"braces": 1}}'
+    assert lines[-1] == "done"
 
 
 def test_a_metrics_file_goes_before_what_is_printed(checkpoint: CheckpointInfo) -> None:

@@ -25,7 +25,7 @@ def test_the_pages_code_imports_what_is_there() -> None:
 
 
 def test_every_flow_task_and_error_is_on_the_page() -> None:
-    """A block that nobody is told of is not there; the table names no other."""
+    """A block without content is not there; the table names no other."""
     public = {name: getattr(workflows, name) for name in workflows.__all__}
     named = {
         name

@@ -70,7 +70,7 @@ def _identity(fault: Fault | PastFault, cluster_kind: str) -> tuple[str, str, st
     return fault.kind, fault.device, machine_of(fault.node or "", cluster_kind)
 
 
-def heard_once(earlier: Iterable[PastFault], unusable: Iterable[Fault], cluster_kind: str) -> tuple[PastFault, ...]:
+def without_repeats(earlier: Iterable[PastFault], unusable: Iterable[Fault], cluster_kind: str) -> tuple[PastFault, ...]:
     """Return *earlier* without what other nodes of the same machine reported of an *unusable* GPU: the fault is not theirs."""
     node_of = {_identity(fault, cluster_kind): fault.node for fault in unusable}
     return tuple(one for one in earlier if node_of.get(_identity(one, cluster_kind), one.node) == one.node)
@@ -128,7 +128,7 @@ def recovery_case(run: JobController, incident: IncidentInWork | None, diagnosis
         tried=tuple(incident.tried) if incident is not None else (),
         budget=run.policy.budget,
         recommended_actions=run.recommended_actions,
-        earlier=heard_once(earlier, state.unusable, run.cluster.kind),
+        earlier=without_repeats(earlier, state.unusable, run.cluster.kind),
         blocked_reason=(incident.blocked_reason if incident is not None else "") or generations.why_not_kept(),
         ranks={node: tuple(ranks) for node, ranks in state.membership.items()},
         dead=state.dead(),

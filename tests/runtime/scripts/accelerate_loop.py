@@ -62,5 +62,5 @@ digest = hashlib.sha256()
 for parameter in model.parameters():
     digest.update(parameter.detach().numpy().tobytes())
 ending = {"step": session.steps_done, "model": digest.hexdigest(), "rate": schedule.get_last_lr(), "samples": len(dataset)}
-(folder / f"told-{session.rank}.json").write_text(json.dumps(ending))
+(folder / f"result-{session.rank}.json").write_text(json.dumps(ending))
 (folder / f"seen-{session.rank}.json").write_text(json.dumps(seen))

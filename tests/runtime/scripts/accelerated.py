@@ -72,11 +72,11 @@ with holdfast.session(model=model, optimizer=optimizer, any_rank="any" in option
         inputs, wanted = batches[step.number % len(batches)]
         loss = nn.functional.mse_loss(wrapped(inputs), wanted)
         accelerator.backward(loss)
-        told = accelerator.reduce(loss.detach().clone(), "mean")
+        reported = accelerator.reduce(loss.detach().clone(), "mean")
         prepared.step()
         prepared.zero_grad()
-        step.end(told)
+        step.end(reported)
         if session.steps_done == step.number and "HOLDFAST_HOT_SPARE" not in os.environ:
             with (folder / "seen.jsonl").open("a") as seen:
                 seen.write(json.dumps(identity(step.number, session.rank)) + "\n")
-(folder / f"told-{session.rank}.json").write_text(json.dumps([one.tolist() for one in model.parameters()]))
+(folder / f"result-{session.rank}.json").write_text(json.dumps([one.tolist() for one in model.parameters()]))

@@ -28,7 +28,7 @@ options = set(sys.argv[3:])
 torch.set_num_threads(1)
 holdfast.join()
 rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-told: dict[str, Any] = {}
+results: dict[str, Any] = {}
 reach("begun")
 
 
@@ -54,24 +54,24 @@ def alike() -> None:
     for root in range(ranks):
         one = mine(3) if rank == root else torch.full((3,), -1.0)
         dist.broadcast(one, root)
-        told[f"broadcast-{root}"] = one
+        results[f"broadcast-{root}"] = one
         objects: list[Any] = [{"of": root, "list": ["x"] * (root + 1)}, root] if rank == root else [None, None]
         dist.broadcast_object_list(objects, root)
-        told[f"broadcast_object_list-{root}"] = objects
+        results[f"broadcast_object_list-{root}"] = objects
     for kind in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
         one = mine(4)
         dist.all_reduce(one, kind)
-        told[f"all_reduce-{kind}"] = one
+        results[f"all_reduce-{kind}"] = one
     later = mine(2)
     work = dist.all_reduce(later, async_op=True)
     assert work is not None
     work.wait()
-    told["all_reduce-later"] = later
+    results["all_reduce-later"] = later
     dist.all_gather(gathered := room(), mine(3))
     dist.all_gather_into_tensor(whole := torch.full((3 * ranks,), -1.0), mine(3))
     everybody: list[Any] = [None] * ranks
     dist.all_gather_object(everybody, {"rank": rank, "long": "y" * rank})
-    told.update(all_gather=gathered, all_gather_into_tensor=whole, all_gather_object=everybody)
+    results.update(all_gather=gathered, all_gather_into_tensor=whole, all_gather_object=everybody)
     dist.barrier()
 
 
@@ -86,15 +86,15 @@ def unlike() -> None:
         dist.gather_object(f"of {rank}", objects, root)
         one = mine(3)
         dist.reduce(one, root)
-        told.update({f"scatter-{root}": part, f"scatter_object_list-{root}": scattered, f"gather-{root}": gathered})
-        told.update({f"gather_object-{root}": objects, f"reduce-{root}": one if rank == root else None})
+        results.update({f"scatter-{root}": part, f"scatter_object_list-{root}": scattered, f"gather-{root}": gathered})
+        results.update({f"gather_object-{root}": objects, f"reduce-{root}": one if rank == root else None})
     dist.reduce_scatter(part := torch.full((2,), -1.0), [mine(2, 10.0 * one) for one in range(ranks)])
     dist.reduce_scatter_tensor(flat := torch.full((2,), -1.0), mine(2 * ranks))
     exchanged = room(2)
     if torch.__version__ >= "2.12":  # before, gloo had none
         dist.all_to_all(exchanged, [mine(2, 10.0 * one) for one in range(ranks)])
     dist.all_to_all_single(single := torch.full((2 * ranks,), -1.0), mine(2 * ranks))
-    told.update(reduce_scatter=part, reduce_scatter_tensor=flat, all_to_all=exchanged, all_to_all_single=single)
+    results.update(reduce_scatter=part, reduce_scatter_tensor=flat, all_to_all=exchanged, all_to_all_single=single)
     for source in range(ranks):
         target = (source + 1) % ranks
         got, anybody, parcel = torch.full((3,), -1.0), torch.full((2,), -1.0), [None]
@@ -107,12 +107,12 @@ def unlike() -> None:
             dist.recv(got, source)
             sender = dist.recv(anybody)
             dist.recv_object_list(parcel, source)
-        told.update({f"recv-{source}": got, f"recv-anybody-{source}": [anybody, sender], f"recv_object_list-{source}": parcel})
+        results.update({f"recv-{source}": got, f"recv-anybody-{source}": [anybody, sender], f"recv_object_list-{source}": parcel})
     some = dist.new_group([0, ranks - 1])
     if rank in (0, ranks - 1):
         one = mine(2)
         dist.all_reduce(one, group=some)
-        told["in a smaller group"] = one
+        results["in a smaller group"] = one
 
 
 alike()
@@ -121,15 +121,15 @@ if "one" not in options:
 if "name" in options:
     name: list[Any] = [uuid.uuid4().hex if rank == 0 else None]
     dist.broadcast_object_list(name)
-    told["name"] = name
+    results["name"] = name
 if "number" in options:
     number = torch.rand(2) if rank == 0 else torch.zeros(2)
     dist.broadcast(number, 0)
-    told["number"] = number
+    results["number"] = number
 if "large" in options:
     large = torch.full((5_000_000,), float(rank + 1))
     dist.broadcast(large, 0)
-    told["large"] = float(large.sum())
+    results["large"] = float(large.sum())
 if "draws" in options:
     dist.all_reduce(torch.rand(1))
 if not ("asks" in options and "HOLDFAST_FRESH" in os.environ):
@@ -156,7 +156,7 @@ with holdfast.session(model=model, optimizer=optimizer, any_rank="any" in option
         step.end(loss)
         if session.steps_done == step.number and not written:
             written = True
-            (folder / f"told-{session.rank}.json").write_text(json.dumps({key: plain(one) for key, one in told.items()}))
+            (folder / f"result-{session.rank}.json").write_text(json.dumps({key: plain(one) for key, one in results.items()}))
         if "slow" in options:
             time.sleep(0.03)
         reach("committed", step.number)
@@ -164,5 +164,5 @@ with holdfast.session(model=model, optimizer=optimizer, any_rank="any" in option
             dist.all_reduce(between := torch.ones(1))
             assert int(between) == ranks
 if "wide" in options:
-    told["model"] = float(model.weight.double().sum())
-    (folder / f"told-{session.rank}.json").write_text(json.dumps({key: plain(one) for key, one in told.items()}))
+    results["model"] = float(model.weight.double().sum())
+    (folder / f"result-{session.rank}.json").write_text(json.dumps({key: plain(one) for key, one in results.items()}))

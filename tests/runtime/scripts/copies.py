@@ -48,16 +48,16 @@ with holdfast.session(model=model, optimizer=optimizer, schedulers=scheduler, da
         loss = nn.functional.mse_loss(wrapped(inputs), wanted)
         loss.backward()
         reach("backward", step.number)
-        told = loss.detach().clone()
+        reported = loss.detach().clone()
         if "late" not in options:
-            dist.all_reduce(told)
+            dist.all_reduce(reported)
         optimizer.step()
         reach("applied", step.number)
         optimizer.zero_grad()
         scheduler.step()
         if "late" in options:
-            dist.all_reduce(told)
-        step.end(told / ranks)
+            dist.all_reduce(reported)
+        step.end(reported / ranks)
         reach("committed", session.steps_done)
 
 digest = hashlib.sha256()
@@ -65,4 +65,4 @@ for parameter in model.parameters():
     digest.update(parameter.detach().numpy().tobytes())
 applied = {int(state["step"]) for state in optimizer.state.values()}
 ending = {"step": session.steps_done, "loss": session.loss, "model": digest.hexdigest(), "applied": sorted(applied)}
-(folder / f"told-{session.rank}.json").write_text(json.dumps(ending))
+(folder / f"result-{session.rank}.json").write_text(json.dumps(ending))

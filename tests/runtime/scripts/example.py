@@ -52,10 +52,10 @@ states = [training.optimizers[0].state[parameter] for parameter in training.mode
 for parameter, state in zip(training.model.parameters(), states, strict=True):
     model.update(local(parameter))
     moments.update(local(state["exp_avg"]) + local(state["exp_avg_sq"]))
-told = {
+results = {
     "model": model.hexdigest(),
     "moments": moments.hexdigest(),
     "applied": sorted({int(state["step"]) for state in states}),
     "result": json.loads(result.read_text()) if rank == 0 else None,
 }
-(folder / f"told-{rank}.json").write_text(json.dumps(told))
+(folder / f"result-{rank}.json").write_text(json.dumps(results))

@@ -35,11 +35,11 @@ model = nn.Linear(2, 2)
 with holdfast.session(model=model, optimizer=torch.optim.SGD(model.parameters())) as session:
     for step in session.steps(until=until):
         step.end(0.0)
-told = {
+results = {
     "backend": dist.get_backend(),
     "managed": membership() is not None,
     "ranks": int(ones),
     "step": session.steps_done,
     "local": os.environ["LOCAL_RANK"],
 }
-(folder / f"told-{rank}.json").write_text(json.dumps(told))
+(folder / f"result-{rank}.json").write_text(json.dumps(results))

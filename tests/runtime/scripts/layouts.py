@@ -51,16 +51,16 @@ with holdfast.session(model=model, optimizer=optimizer) as session:
         loss = wrapped(torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last)).square().mean()
         loss.backward()
         reach("backward", step.number)
-        told = loss.detach().clone()
-        dist.all_reduce(told)
+        reported = loss.detach().clone()
+        dist.all_reduce(reported)
         optimizer.step()
         reach("applied", step.number)
         optimizer.zero_grad()
-        step.end(told / ranks)
+        step.end(reported / ranks)
 
 digest = hashlib.sha256()
 strides = []
 for value in [*model.state_dict().values(), *(value for state in optimizer.state.values() for value in state.values())]:
     digest.update(value.contiguous().numpy().tobytes())
     strides.append(value.stride())
-(folder / f"told-{rank}.json").write_text(json.dumps({"step": session.steps_done, "state": digest.hexdigest(), "strides": strides}))
+(folder / f"result-{rank}.json").write_text(json.dumps({"step": session.steps_done, "state": digest.hexdigest(), "strides": strides}))

@@ -65,4 +65,4 @@ found = {
     "torn": said(lambda: fit(HoldfastCallback(), ckpt_path=folder / "torn.ckpt")),
     "second": said(lambda: fit(HoldfastCallback())),
 }
-(folder / "told-0.json").write_text(json.dumps(found))
+(folder / "result-0.json").write_text(json.dumps(found))

@@ -160,7 +160,7 @@ trainer.fit(model, loader(30, shuffle=True), loader(12, shuffle=False))
 digest = hashlib.sha256()
 for value in model.state_dict().values():
     digest.update(value.numpy().tobytes())
-told = {"model": digest.hexdigest(), "step": trainer.global_step, "epoch": trainer.current_epoch, "batches": model.batches}
-told |= {"rate": trainer.optimizers[0].param_groups[0]["lr"], "random": torch.rand(2).tolist(), "wait": early.wait_count}
-told |= {"metrics": {name: float(one) for name, one in trainer.callback_metrics.items()}, "best": float(best.best_model_score or 0)}
-(folder / f"told-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(told))
+results = {"model": digest.hexdigest(), "step": trainer.global_step, "epoch": trainer.current_epoch, "batches": model.batches}
+results |= {"rate": trainer.optimizers[0].param_groups[0]["lr"], "random": torch.rand(2).tolist(), "wait": early.wait_count}
+results |= {"metrics": {name: float(one) for name, one in trainer.callback_metrics.items()}, "best": float(best.best_model_score or 0)}
+(folder / f"result-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(results))

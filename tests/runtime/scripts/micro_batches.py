@@ -54,5 +54,5 @@ with holdfast.session(model=model, optimizer=optimizer, data=loader, any_rank=Tr
             with (folder / f"samples-{os.getpid()}").open("a") as file:
                 file.write(json.dumps([step.number, computed]) + "\n")
 
-told = {"step": session.steps_done, "weights": [value.tolist() for value in model.parameters()]}
-(folder / f"told-{session.rank}.json").write_text(json.dumps(told))
+results = {"step": session.steps_done, "weights": [value.tolist() for value in model.parameters()]}
+(folder / f"result-{session.rank}.json").write_text(json.dumps(results))

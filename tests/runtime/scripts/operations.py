@@ -236,23 +236,23 @@ def barrier(group: Group) -> Any:
 def objects(group: Group) -> Any:
     everybody: list[Any] = [None] * ranks
     dist.all_gather_object(everybody, {"rank": rank}, group)
-    told: list[Any] = [f"from {rank}", rank]
-    dist.broadcast_object_list(told, 1, group)
+    sent: list[Any] = [f"from {rank}", rank]
+    dist.broadcast_object_list(sent, 1, group)
     gathered: list[Any] | None = [None] * ranks if rank == 0 else None
     dist.gather_object(rank, gathered, 0, group)
     scattered: list[Any] = [None]
     dist.scatter_object_list(scattered, [f"for {number}" for number in range(ranks)] if rank == 0 else None, 0, group)
-    return [everybody, told, gathered, scattered]
+    return [everybody, sent, gathered, scattered]
 
 
 @operation
 def objects_from_one_to_another(group: Group) -> Any:
-    told: list[Any] = [f"from {rank}", {"rank": rank}]
+    sent: list[Any] = [f"from {rank}", {"rank": rank}]
     if rank == 0:
-        dist.send_object_list(told, 1, group)
+        dist.send_object_list(sent, 1, group)
     elif rank == 1:
-        dist.recv_object_list(told, 0, group)
-    return told
+        dist.recv_object_list(sent, 0, group)
+    return sent
 
 
 @operation
@@ -347,4 +347,4 @@ assert isinstance(world, ManagedGroup)
 world.transaction.final = False  # as within a step
 world.abandon("the test broke it")
 broken = [tried(futures, world), found["futures"][1]]
-(folder / f"told-{rank}.json").write_text(json.dumps({"kinds": kinds, "found": found, "broken": broken}))
+(folder / f"result-{rank}.json").write_text(json.dumps({"kinds": kinds, "found": found, "broken": broken}))

@@ -27,5 +27,5 @@ with holdfast.session(model=model, optimizer=optimizer) as session:
         loss.backward()
         optimizer.step()
         step.end(loss)
-(folder / f"told-{rank}.json").write_text(json.dumps({"kind": type(dist.group.WORLD).__name__, "step": session.steps_done}))
+(folder / f"result-{rank}.json").write_text(json.dumps({"kind": type(dist.group.WORLD).__name__, "step": session.steps_done}))
 dist.destroy_process_group()

@@ -18,5 +18,5 @@ holdfast.join()
 world = dist.group.WORLD
 assert world is not None
 count, wrong = differences(world)
-(Path(sys.argv[1]) / f"told-{os.environ['RANK']}.json").write_text(json.dumps({"count": count, "wrong": wrong}))
+(Path(sys.argv[1]) / f"result-{os.environ['RANK']}.json").write_text(json.dumps({"count": count, "wrong": wrong}))
 dist.all_reduce(torch.zeros(1))  # gloo's barrier waits for operations in progress: it may raise what refused one that is about to end

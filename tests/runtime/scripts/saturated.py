@@ -44,6 +44,6 @@ with holdfast.session(model=ballast, optimizer=optimizer) as session:
         if snapshotter.every >= wanted >= RARER:  # by the votes of all ranks
             break
     found = snapshotter.planning.overhead.measured
-    told = {"step": step.number, "every": snapshotter.every, "taken": snapshotter.counts.taken, "slowed": snapshotter.counts.slowed}
-    told |= {"share": found.share if found else 0.0, "measured": snapshotter.planning.overhead.every}
-(folder / f"told-{os.environ['RANK']}.json").write_text(json.dumps(told))
+    results = {"step": step.number, "every": snapshotter.every, "taken": snapshotter.counts.taken, "slowed": snapshotter.counts.slowed}
+    results |= {"share": found.share if found else 0.0, "measured": snapshotter.planning.overhead.every}
+(folder / f"result-{os.environ['RANK']}.json").write_text(json.dumps(results))

@@ -46,5 +46,5 @@ digest = hashlib.sha256()
 with gathered:
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())
-(folder / f"told-{os.environ['RANK']}.json").write_text(json.dumps(digest.hexdigest()))
+(folder / f"result-{os.environ['RANK']}.json").write_text(json.dumps(digest.hexdigest()))
 torch.distributed.destroy_process_group()

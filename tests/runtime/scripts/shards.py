@@ -29,13 +29,13 @@ with holdfast.session(model=model, optimizer=optimizer) as session:
         loss = model[f"stage{rank}"](torch.randn(4, 8)).square().mean()
         loss.backward()
         reach("backward", step.number)
-        told = loss.detach().clone()
-        dist.all_reduce(told)
+        reported = loss.detach().clone()
+        dist.all_reduce(reported)
         optimizer.step()
         optimizer.zero_grad()
-        step.end(told / ranks)
+        step.end(reported / ranks)
 
 digest = hashlib.sha256()
 for parameter in model.parameters():
     digest.update(parameter.detach().numpy().tobytes())
-(folder / f"told-{rank}.json").write_text(json.dumps({"step": session.steps_done, "model": digest.hexdigest()}))
+(folder / f"result-{rank}.json").write_text(json.dumps({"step": session.steps_done, "model": digest.hexdigest()}))

@@ -45,4 +45,4 @@ if rank == 0:
     time.sleep(SKEW)
     dist.distributed_c10d._get_default_store().set("loaded", "yes")
 dist.distributed_c10d._get_default_store().get("loaded")
-(folder / f"told-{rank}.json").write_text(json.dumps({"ranks": int(ones)}))
+(folder / f"result-{rank}.json").write_text(json.dumps({"ranks": int(ones)}))

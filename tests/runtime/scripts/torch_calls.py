@@ -54,20 +54,20 @@ def of_children(start: str) -> list[str]:
 
 def main() -> None:
     """Ask everything, and write down the answers."""
-    told: dict[str, Any] = {"before": dist.is_initialized(), "same": dist.init_process_group is distributed_c10d.init_process_group}
+    results: dict[str, Any] = {"before": dist.is_initialized(), "same": dist.init_process_group is distributed_c10d.init_process_group}
     if rank == 0:
-        told["fork"] = of_children("fork")
-        told["spawn"] = of_children("spawn")
+        results["fork"] = of_children("fork")
+        results["spawn"] = of_children("spawn")
     init_process_group(backend="gloo", timeout=timedelta(minutes=3))
     world: Any = dist.group.WORLD
-    told["kind"], told["timeout"] = type(world).__name__, world.timeout.total_seconds()
-    told["backend"] = [str(dist.get_backend()), dist.get_backend() is dist.Backend.GLOO, dist.get_backend_config()]
-    told["device"] = [distributed_c10d._get_object_coll_device(), distributed_c10d._device_capability()]
-    told["default timeout"] = distributed_c10d._get_default_timeout(dist.get_backend()).total_seconds()
+    results["kind"], results["timeout"] = type(world).__name__, world.timeout.total_seconds()
+    results["backend"] = [str(dist.get_backend()), dist.get_backend() is dist.Backend.GLOO, dist.get_backend_config()]
+    results["device"] = [distributed_c10d._get_object_coll_device(), distributed_c10d._device_capability()]
+    results["default timeout"] = distributed_c10d._get_default_timeout(dist.get_backend()).total_seconds()
     try:
         init_process_group(backend="gloo")
     except ValueError as error:
-        told["again"] = str(error)
+        results["again"] = str(error)
     groups = {
         "default": dist.new_group(),
         "named": dist.new_group(backend="gloo"),
@@ -75,28 +75,28 @@ def main() -> None:
         "part": dist.new_group([0, 1], timeout=timedelta(minutes=1), use_local_synchronization=True),
     }
     members = {name: group for name, group in groups.items() if isinstance(group, dist.ProcessGroup)}
-    told["groups"] = {name: [type(group).__name__, str(dist.get_backend(group)), summed(group)] for name, group in members.items()}
+    results["groups"] = {name: [type(group).__name__, str(dist.get_backend(group)), summed(group)] for name, group in members.items()}
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    told["mesh"] = [type(mesh.get_group()).__name__, str(dist.get_backend(mesh.get_group()))]
+    results["mesh"] = [type(mesh.get_group()).__name__, str(dist.get_backend(mesh.get_group()))]
     dist.barrier(device_ids=[0])
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, {"rank": rank})
-    told["objects"] = gathered
+    results["objects"] = gathered
     loader = DataLoader(TensorDataset(torch.arange(8.0)), 2, num_workers=1)
-    told["loaded"] = sum(float(batch.sum()) for (batch,) in loader)
+    results["loaded"] = sum(float(batch.sum()) for (batch,) in loader)
     model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
     model(torch.ones(1, 2)).sum().backward()
     logged = model._get_ddp_logging_data()
-    told["ddp"] = logged.get("world_size")
+    results["ddp"] = logged.get("world_size")
 
     destroy_process_group()
-    told["destroyed"] = dist.is_initialized()
+    results["destroyed"] = dist.is_initialized()
     init_process_group(backend="gloo")
     dist.barrier()
-    told["second"] = [type(dist.group.WORLD).__name__, summed(), summed(dist.new_group()), installed() is not None]
-    told["managed"] = isinstance(dist.group.WORLD, ManagedGroup)
+    results["second"] = [type(dist.group.WORLD).__name__, summed(), summed(dist.new_group()), installed() is not None]
+    results["managed"] = isinstance(dist.group.WORLD, ManagedGroup)
     destroy_process_group()
-    (folder / f"told-{rank}.json").write_text(json.dumps(told))
+    (folder / f"result-{rank}.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

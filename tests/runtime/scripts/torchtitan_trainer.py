@@ -57,9 +57,9 @@ def train(self: Any) -> None:
         for _, parameter in sorted(part.named_parameters()):
             digest.update(parameter.to_local().detach().contiguous().numpy().tobytes())
     moments = [float(one["exp_avg"].to_local().double().sum()) for inner in self.optimizers for one in inner.state.values()]
-    told = {"model": digest.hexdigest(), "moments": moments, "step": self.step, "tokens": self.ntokens_seen}
-    told |= {"rates": self.lr_schedulers.get_metrics()}
-    (folder / f"told-{os.environ['RANK']}.json").write_text(json.dumps(told))
+    results = {"model": digest.hexdigest(), "moments": moments, "step": self.step, "tokens": self.ntokens_seen}
+    results |= {"rates": self.lr_schedulers.get_metrics()}
+    (folder / f"result-{os.environ['RANK']}.json").write_text(json.dumps(results))
 
 
 def take_microbatches(kind: Any) -> None:

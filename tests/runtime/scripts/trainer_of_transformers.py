@@ -93,6 +93,6 @@ for parameter in model.parameters():
 timed = ("runtime", "per_second")
 assert trainer.lr_scheduler is not None
 history = [{name: value for name, value in one.items() if not name.endswith(timed)} for one in trainer.state.log_history]
-told = {"model": digest.hexdigest(), "step": trainer.state.global_step, "epoch": trainer.state.epoch, "history": history[:-1]}
-told |= {"rate": trainer.lr_scheduler.get_last_lr(), "flops": trainer.state.total_flos, "random": torch.rand(2).tolist()}
-(folder / f"told-{os.environ['RANK']}.json").write_text(json.dumps(told))
+results = {"model": digest.hexdigest(), "step": trainer.state.global_step, "epoch": trainer.state.epoch, "history": history[:-1]}
+results |= {"rate": trainer.lr_scheduler.get_last_lr(), "flops": trainer.state.total_flos, "random": torch.rand(2).tolist()}
+(folder / f"result-{os.environ['RANK']}.json").write_text(json.dumps(results))

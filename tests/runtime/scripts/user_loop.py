@@ -67,13 +67,13 @@ with holdfast.session(model=model, optimizer=optimizer, schedulers=scheduler, da
             if not last:
                 continue
             reach("backward", step)
-            told = loss.detach().clone()
-            dist.all_reduce(told)
+            reported = loss.detach().clone()
+            dist.all_reduce(reported)
             optimizer.step()
             reach("applied", step)
             optimizer.zero_grad()
             scheduler.step()
-            counted += session.step(told / ranks)
+            counted += session.step(reported / ranks)
             reach("committed", session.steps_done)
         if epoch != 1:
             torch.rand(1)  # an evaluation that draws random numbers
@@ -85,5 +85,5 @@ for parameter in model.parameters():
     digest.update(parameter.detach().numpy().tobytes())
 applied = {int(state["step"]) for state in optimizer.state.values()}
 ending = {"step": session.steps_done, "loss": session.loss, "model": digest.hexdigest(), "applied": sorted(applied)}
-(folder / f"told-{session.rank}.json").write_text(json.dumps({**ending, "random": torch.rand(2).tolist()}))
+(folder / f"result-{session.rank}.json").write_text(json.dumps({**ending, "random": torch.rand(2).tolist()}))
 (folder / f"epochs-{session.rank}.json").write_text(json.dumps({"evaluated": evaluated, "counted": counted}))

@@ -43,12 +43,12 @@ def received() -> int:
     return sum(struct.unpack_from("Q", one, RECEIVED)[0] for one in facts)
 
 
-def scatter(told: torch.Tensor) -> dist.Work:
+def scatter(tensor: torch.Tensor) -> dist.Work:
     """Begin to reduce numbers of which each rank is to have a share; gloo sends them by the MiB, so little of one may be on its way."""
     for one in connections():
         one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
-    work = dist.reduce_scatter_tensor(told, torch.ones(2 * len(told)), async_op=True)
+    work = dist.reduce_scatter_tensor(tensor, torch.ones(2 * len(tensor)), async_op=True)
     assert isinstance(work, dist.Work)
     return work
 
@@ -61,28 +61,28 @@ present.begin_steps(set())  # as in a step: before the first one the loss of a p
 rank = int(os.environ["RANK"])
 group = dist.group.WORLD
 dist.barrier()
-told = torch.full((LONG if what in ("part", "whole", "future") else LONG // 2 if what == "scattered" else 3,), 1.0 - rank)
+tensor = torch.full((LONG if what in ("part", "whole", "future") else LONG // 2 if what == "scattered" else 3,), 1.0 - rank)
 if rank == 1:
     if what == "part":
-        taken = dist.irecv(told, 0)
+        taken = dist.irecv(tensor, 0)
     elif what in ("whole", "future"):
-        taken = dist.broadcast(told, 0, async_op=True)
+        taken = dist.broadcast(tensor, 0, async_op=True)
     elif what == "scattered":
-        taken, begun = scatter(told), received()
+        taken, begun = scatter(tensor), received()
         while received() < begun + (3 << 19):
             time.sleep(0.001)
-    while what in ("part", "whole", "future") and not told[0]:
+    while what in ("part", "whole", "future") and not tensor[0]:
         pass
     os.kill(os.getpid(), signal.SIGKILL if what == "dead" else signal.SIGSTOP)
 link().report("waits")
 if what == "message":
-    dist.recv(told, 1)
+    dist.recv(tensor, 1)
 elif what == "part":
-    dist.send(told, 1)
+    dist.send(tensor, 1)
 elif what in ("scattered", "dead"):
-    scatter(told).wait()
+    scatter(tensor).wait()
 else:
-    work = dist.broadcast(told, 0, async_op=True)
+    work = dist.broadcast(tensor, 0, async_op=True)
     assert work is not None
     work.get_future().wait() if what == "future" else work.wait()
     assert not work._work.is_completed(), "gloo has ended this wait by itself"
@@ -90,8 +90,8 @@ ours = membership()
 assert ours is not None
 for one in ours.groups:
     one.shutdown()
-(folder / f"told-{rank}.json").write_text(
-    json.dumps({"told": told[:3].tolist(), "lost": ours.transaction.lost, "why": ours.transaction.why})
+(folder / f"result-{rank}.json").write_text(
+    json.dumps({"tensor": tensor[:3].tolist(), "lost": ours.transaction.lost, "why": ours.transaction.why})
 )
 sys.stdout.flush()
 os._exit(0)

@@ -17,7 +17,7 @@ from holdfast.integrations.huggingface import HoldfastCallback
 
 folder = Path(sys.argv[1])
 torch.set_num_threads(1)
-told: dict[str, str] = {}
+results: dict[str, str] = {}
 
 
 class Line(nn.Module):
@@ -52,7 +52,7 @@ def report(name: str, act: Callable[[], object]) -> None:
     try:
         act()
     except (RuntimeError, ValueError) as error:
-        told[name] = f"{type(error).__name__}: {error}"
+        results[name] = f"{type(error).__name__}: {error}"
 
 
 report("batch size", trainer(auto_find_batch_size=True).train)
@@ -61,4 +61,4 @@ first.train()
 report("twice", first.train)
 with holdfast.session(model=nn.Linear(1, 1)):
     report("two sessions", trainer().train)
-(folder / "told-0.json").write_text(json.dumps(told))
+(folder / "result-0.json").write_text(json.dumps(results))

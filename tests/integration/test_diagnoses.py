@@ -48,9 +48,9 @@ def test_what_nothing_knows_is_kept_with_its_context_and_a_sick_node_is_left(sta
     assert "status 37" in unknown.evidence["detail"]
 
     assert (second.kind, second.target, second.action) == ("gpu-memory-double-bit", "node node-0", "replace-node")
-    told = {(one.node, one.incident_id, one.root) for one in faults(play, "gpu-memory-double-bit")}
-    assert ("node-0", second.id, True) in told, told
-    weighed = verdict(play, second.id).candidates
+    found = {(one.node, one.incident_id, one.root) for one in faults(play, "gpu-memory-double-bit")}
+    assert ("node-0", second.id, True) in found, found
+    weighed = diagnosis(play, second.id).candidates
     assert [one["kind"] for one in weighed] == ["gpu-memory-double-bit", "worker-sigkill"]
     assert weighed[0]["evidence"][0]["source"] == "kernel log on node-0"
     assert weighed[1]["evidence"][0]["source"] == "process exit of rank 0"
@@ -67,6 +67,6 @@ def faults(play: Play, kind: str) -> list[FaultRecord]:
     return [one for one in queries.faults(play.stage.history, play.job.id) if one.kind == kind]
 
 
-def verdict(play: Play, incident: str) -> IncidentDiagnosis:
+def diagnosis(play: Play, incident: str) -> IncidentDiagnosis:
     """Return the newest diagnosis of an incident."""
     return queries.diagnoses(play.stage.history, incident_id=incident)[-1]

@@ -32,7 +32,7 @@ class FlowEnded(Exception):
     """The flow has ended by itself while the job was to go on."""
 
 
-class Steered(Watched):
+class ControlledJob(Watched):
     """One job, its flow and its nodes."""
 
     def __init__(self, place: Path, environment: dict[str, str], *, count: int, **job: Any) -> None:  # noqa: ANN401 (fields of a job)
@@ -84,9 +84,9 @@ class Steered(Watched):
     def goes_on(self, steps: int, *, parked: int = 0, seconds: float = 120.0) -> None:
         """Wait until the job has made that many more steps, and is at work."""
         until = self.chaos.step() + steps
-        self.until(lambda: self.is_steered() and self.at_work(parked) and self.chaos.step() >= until, f"step {until}", seconds=seconds)
+        self.until(lambda: self.has_controller() and self.at_work(parked) and self.chaos.step() >= until, f"step {until}", seconds=seconds)
 
-    def is_steered(self) -> bool:
+    def has_controller(self) -> bool:
         """Check that the flow runs; raise `FlowEnded` if it has ended by itself."""
         if self.flow.poll() is None:
             return True
