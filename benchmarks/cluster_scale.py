@@ -33,8 +33,8 @@ from holdfast.cluster.ssh import SshSweeper
 from holdfast.control.config.worker_env import membership_by_node, rank_environments
 from holdfast.control.state.rank_table import RankTable
 from holdfast.history import models, queries
+from holdfast.host.rlimits import raise_descriptor_limit
 from holdfast.protocol import encode
-from holdfast.rlimits import raise_descriptor_limit
 
 ONE_CORE: Final = 4096
 """Nodes that one core is to hold at a beat a second."""

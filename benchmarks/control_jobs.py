@@ -17,8 +17,8 @@ from holdfast.cluster import open_cluster
 from holdfast.cluster.local import LocalNodes
 from holdfast.errors import HistoryError
 from holdfast.history import History, holder_of, models, queries
+from holdfast.host.process import mark_of
 from holdfast.memstore import store_folders
-from holdfast.process import mark_of
 from holdfast.spec import cluster_of
 from holdfast.testing.chaos import Chaos
 from holdfast.testing.orphans import leftovers

@@ -23,9 +23,9 @@ from typing import Any, Final
 import psycopg
 
 from benchmarks.measuring import ROOT, wait_for
-from holdfast.ports import free_port
+from holdfast.host.ports import free_port
+from holdfast.host.process import children_of
 from holdfast.prefect.server import QUIET, unreachable_reason
-from holdfast.process import children_of
 from holdfast.spec import TrainingJob
 from holdfast.spec.form import parameters_of
 from tests.history.postgres_server import MISSING, PostgresServer, programs

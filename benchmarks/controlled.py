@@ -17,8 +17,8 @@ from benchmarks.watched import Watched
 from holdfast.cli.watch import request_stop
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History
+from holdfast.host.process import mark_of
 from holdfast.memstore import store_folders
-from holdfast.process import mark_of
 from holdfast.testing.chaos import Chaos
 from holdfast.testing.orphans import leftovers
 

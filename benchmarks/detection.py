@@ -45,7 +45,7 @@ from holdfast.cli.commands.analyse.classify import json_lines
 from holdfast.detectors.all_kinds import CATALOGUE
 from holdfast.detectors.evidence import LogLine
 from holdfast.history import models, queries
-from holdfast.process import NODE_MARK, marked
+from holdfast.host.process import NODE_MARK, marked
 
 KEYS: Final = (
     "exit",

@@ -23,8 +23,8 @@ from typing import Any, Final
 from benchmarks import steps
 from benchmarks.measuring import ROOT, wait_for
 from holdfast.agent.workers.spawner import PROGRAM
-from holdfast.ports import free_port
-from holdfast.process import become_subreaper, die_with_parent, state_of
+from holdfast.host.ports import free_port
+from holdfast.host.process import become_subreaper, die_with_parent, state_of
 from holdfast.protocol import LineBuffer, Message, encode, listen
 from holdfast.runtime.process.fork_server import USUAL_IMPORTS
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from benchmarks.real_job import RANKS
-from holdfast.ports import free_port
+from holdfast.host.ports import free_port
 
 NUMBERS: Final = 3 * 9_454_600
 """Parameters of the training script's model, and twice as many numbers of its optimizer."""

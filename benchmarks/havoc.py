@@ -16,7 +16,7 @@ from typing import Final
 from benchmarks.controlled import ControlledJob
 from benchmarks.measuring import wait_for
 from holdfast.errors import NodeLost
-from holdfast.process import NODE_MARK, is_alive, marked, started_at, state_of
+from holdfast.host.process import NODE_MARK, is_alive, marked, started_at, state_of
 from holdfast.runtime.checkpoint import manifest
 from holdfast.testing.chaos import Placed
 

@@ -19,7 +19,7 @@ from benchmarks.steps import Done, Recovered, gaps
 from holdfast.cli.commands.nodes.migrate import request_migration
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History, models, queries
-from holdfast.process import mark_of
+from holdfast.host.process import mark_of
 from holdfast.testing.chaos import Chaos, Placed
 
 SCRIPT: Final = ROOT / "benchmarks" / "train.py"

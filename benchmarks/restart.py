@@ -31,7 +31,7 @@ from typing import Any, Final
 from benchmarks.measuring import ROOT, prefect, wait_for
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History, queries
-from holdfast.process import marked
+from holdfast.host.process import marked
 from holdfast.testing.chaos import Chaos
 
 SCRIPT: Final = ROOT / "examples" / "byte_gpt.py"

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from benchmarks.driver import Driver, Starter
 from benchmarks.measuring import ROOT, wait_for
-from holdfast.process import marked
+from holdfast.host.process import marked
 
 SCRIPT: Final = Path(__file__).with_name("train_saturated.py")
 RANKS: Final = 4

@@ -14,7 +14,7 @@ from typing import Any, Final
 from benchmarks import steps
 from benchmarks.measuring import ROOT, wait_for
 from benchmarks.real_job import QUIET, RANKS, SAVE_EVERY, SCRIPT, fault, steady
-from holdfast.process import marked
+from holdfast.host.process import marked
 
 TIMEOUT: Final = 10
 """Seconds that a collective waits: with torch's default a stopped rank would cost 30 minutes."""

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from holdfast.checkpoints.inventory import CheckpointInfo
 from holdfast.errors import EvaluationFailed
-from holdfast.process import kill_group
+from holdfast.host.process import kill_group
 from holdfast.report.text.wording import clipped, duration
 
 CHECKPOINT: Final = "HOLDFAST_CHECKPOINT"

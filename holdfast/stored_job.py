@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from holdfast import paths
 from holdfast.errors import RowCorrupt
 from holdfast.history import Job
-from holdfast.redaction import shown
+from holdfast.security.redaction import shown
 from holdfast.spec import Cluster, TrainingJob, cluster_of
 from holdfast.spec.job import CheckpointPlan
 

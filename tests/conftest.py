@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from holdfast import gpu_assignment
+from holdfast.host import gpu_assignment
 from holdfast.testing.orphans import leftovers, memstores
 from tests.leftovers import memory
 from tests.scheduling import pytest_addoption, pytest_configure, pytest_xdist_make_scheduler  # noqa: F401 (hooks: the order of tests)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from holdfast.process import marked
+from holdfast.host.process import marked
 
 
 def is_read(log: Path, node: str) -> bool:

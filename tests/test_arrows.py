@@ -29,18 +29,18 @@ class Arrow:
 
 
 LEAVES = (
-    "holdfast.authenticated_listener",
     "holdfast.errors",
-    "holdfast.gpu_assignment",
+    "holdfast.host.gpu_assignment",
+    "holdfast.host.own_variables",
+    "holdfast.host.ports",
+    "holdfast.host.process",
     "holdfast.log",
     "holdfast.memstore",
-    "holdfast.own_variables",
     "holdfast.paths",
     "holdfast.peer_error_patterns",
-    "holdfast.ports",
-    "holdfast.process",
     "holdfast.protocol",
-    "holdfast.redaction",
+    "holdfast.security.authenticated_listener",
+    "holdfast.security.redaction",
     "holdfast.source_tree",
     "holdfast.tensor_layout",
     "holdfast.torch_versions",
@@ -68,16 +68,17 @@ ARROWS = (
     Arrow(of="holdfast.probe.remote", ours=("holdfast.probe.remote", "holdfast.source_tree")),
     Arrow(of="holdfast.cluster.slurm.step_launcher", ours=("holdfast.cluster.slurm.step_launcher", *LEAVES)),
     Arrow(
-        of="holdfast.probe.burn_in.checks", ours=("holdfast.probe.burn_in.checks", "holdfast.authenticated_listener", "holdfast.detectors")
+        of="holdfast.probe.burn_in.checks",
+        ours=("holdfast.probe.burn_in.checks", "holdfast.security.authenticated_listener", "holdfast.detectors"),
     ),
     Arrow(
         of="holdfast.runtime",
         ours=(
             "holdfast.runtime",
-            "holdfast.authenticated_listener",
+            "holdfast.security.authenticated_listener",
             "holdfast.memstore",
             "holdfast.peer_error_patterns",
-            "holdfast.process",
+            "holdfast.host.process",
             "holdfast.protocol",
             "holdfast.tensor_layout",
             "holdfast.torch_versions",

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import gpu_assignment
-from holdfast.gpu_assignment import VISIBLE
+from holdfast.host import gpu_assignment
+from holdfast.host.gpu_assignment import VISIBLE
 from holdfast.spec import LocalCluster, TrainingJob
 from holdfast.spec.check import checks, short_of_gpus
 from tests.mentions import mentions

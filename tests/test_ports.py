@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from holdfast.authenticated_listener import open_port
-from holdfast.ports import free_port, is_free, listens
+from holdfast.host.ports import free_port, is_free, listens
+from holdfast.security.authenticated_listener import open_port
 
 HOLDS = "import socket, sys; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); print('there', flush=True); sys.stdin.read()"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.ports import free_port
+from holdfast.host.ports import free_port
 from tests.shared import ROOT, shared_server
 from tests.waiting import wait_until
 

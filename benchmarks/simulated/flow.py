@@ -12,8 +12,8 @@ from pathlib import Path
 from benchmarks.simulated.nodes import SimulatedNodes
 from holdfast.control.supervisor import supervise
 from holdfast.flows.training_job import training_job
+from holdfast.host.process import die_with_parent
 from holdfast.prefect_client import flow_program
-from holdfast.process import die_with_parent
 
 
 def main(arguments: list[str]) -> int:

@@ -22,9 +22,9 @@ from typing import Final
 
 from benchmarks.simulated.agent import Agent, Line
 from benchmarks.simulated.training import Training
-from holdfast.process import die_with_parent
+from holdfast.host.process import die_with_parent
+from holdfast.host.rlimits import raise_descriptor_limit
 from holdfast.protocol import BadLine, LineBuffer, Message, encode, listen
-from holdfast.rlimits import raise_descriptor_limit
 
 SOCKET: Final = "nodes.sock"
 STEP_SECONDS: Final = 1.0

@@ -13,9 +13,9 @@ from holdfast.agent.monitor.kernel_log import KERNEL_LOG
 from holdfast.agent.node.identity import Identity, take_node
 from holdfast.agent.server import AgentServer
 from holdfast.agent.workers.subreaper import guard
+from holdfast.host.process import AGENT_MARK, NODE_MARK, mark_of, marked, reset_signals, sweep
 from holdfast.log import set_up
 from holdfast.probe.readers.kernel import ELSEWHERE
-from holdfast.process import AGENT_MARK, NODE_MARK, mark_of, marked, reset_signals, sweep
 from holdfast.protocol import encode
 
 ROOT: Final = "HOLDFAST_NODE_ROOT"

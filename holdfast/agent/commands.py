@@ -16,10 +16,10 @@ from holdfast.agent.monitor.preemption import PreemptionSettings
 from holdfast.agent.schema import Addresses, Count, FilePath, Membership, Numbers, Object, Objects, Positive, Seconds, Signal, Text
 from holdfast.agent.workers.in_process_recovery import InProcessRecovery
 from holdfast.agent.workers.spawner import SpawnPlan
+from holdfast.host.ports import free_port
+from holdfast.host.process import is_ending
 from holdfast.log import note
 from holdfast.memstore.write_requests import BadWriteRequest, WriteRequest
-from holdfast.ports import free_port
-from holdfast.process import is_ending
 from holdfast.protocol import PROTOCOL, Message
 
 if TYPE_CHECKING:

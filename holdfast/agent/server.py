@@ -27,8 +27,8 @@ from holdfast.agent.worker_messages import StepBatch, WorkerMessages
 from holdfast.agent.workers.group import WorkerGroup
 from holdfast.agent.workers.oom import OomDetector
 from holdfast.agent.workers.worker import Worker
+from holdfast.host.process import end_children, started_at
 from holdfast.log import note
-from holdfast.process import end_children, started_at
 from holdfast.protocol import HEARTBEAT_INTERVAL, BadLine, Message, encode, listen
 
 log = logging.getLogger("holdfast.agent")

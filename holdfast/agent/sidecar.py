@@ -15,8 +15,8 @@ from typing import Final
 from holdfast.agent import schema
 from holdfast.agent.connection import MessageStream
 from holdfast.agent.node.identity import Identity
+from holdfast.host.process import kill, spawn
 from holdfast.log import note
-from holdfast.process import kill, spawn
 from holdfast.protocol import BadLine, Message
 
 log = logging.getLogger("holdfast.agent")

@@ -17,8 +17,8 @@ from holdfast.agent.memstore.writer_client import CheckpointWriterClient
 from holdfast.agent.schema import Anything, Count, Durations, FilePath, Flag, Groups, Number, Seconds, Step, Text, Texts
 from holdfast.agent.workers.group import WorkerGroup
 from holdfast.agent.workers.worker import Worker
+from holdfast.host.process import parent_of
 from holdfast.log import note
-from holdfast.process import parent_of
 from holdfast.protocol import PROTOCOL, Message
 
 log = logging.getLogger("holdfast.agent")

@@ -14,9 +14,9 @@ from holdfast.control.agents.client import AgentClient
 from holdfast.control.agents.reactor import EventQueue
 from holdfast.control.config.worker_env import known_token
 from holdfast.errors import CommandRejected, WorldError
+from holdfast.host.process import mark_of
 from holdfast.memstore import store_folders
 from holdfast.memstore.reader import LocalMemstore, MemstoreReader, RemoteMemstore
-from holdfast.process import mark_of
 
 if TYPE_CHECKING:
     from holdfast.cluster import NodeBackend

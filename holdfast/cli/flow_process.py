@@ -21,8 +21,8 @@ from holdfast.history import queries
 from holdfast.history.lease import this_host
 from holdfast.history.models import Job, Lease
 from holdfast.history.store import History
+from holdfast.host.process import parent_of
 from holdfast.prefect.server import UI_MESSAGE, UNUSABLE, is_configured
-from holdfast.process import parent_of
 
 PROGRAM: Final = "holdfast.flows.training_job"
 START_TIMEOUT: Final = 60.0

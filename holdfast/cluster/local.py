@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from holdfast import gpu_assignment
 from holdfast.agent import errors
 from holdfast.agent.node.directory import AgentDirectory, AgentNotStarted
 from holdfast.agent.node.epochs import FencingToken
 from holdfast.agent.workers import log_files
 from holdfast.cluster.interface import Confirm, Logs, NodeView, Processors
 from holdfast.errors import CommandRejected, NodeLost, NodeStateUnknown, Superseded
+from holdfast.host import gpu_assignment
+from holdfast.host.process import kill, mark_of
 from holdfast.memstore import store_folders
 from holdfast.paths import cluster_directory, job_directory
-from holdfast.process import kill, mark_of
 from holdfast.protocol import Message, connect
 from holdfast.source_tree import source_tree_env
 

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from holdfast.cluster.proxy_schema import newer_epoch, problem_of, refusal
 from holdfast.errors import NodeError, NodeLost, NodeStateUnknown, ProtocolMismatch, Superseded
-from holdfast.process import boot_time
+from holdfast.host.process import boot_time
 from holdfast.protocol import GREETING, MAX_LINE_BYTES, PROTOCOL, BadLine, Message, complete_lines, decode, encode, numbered
 
 MAX_BANNER_BYTES: Final = 64 * 1024

@@ -27,8 +27,8 @@ from holdfast.errors import JobAlreadyRunning, LeaseLost
 from holdfast.history.errors import RetryingHistory
 from holdfast.history.models import Job, Lease, StandbyHeartbeat
 from holdfast.history.store import History
+from holdfast.host.process import boot_time
 from holdfast.log import note
-from holdfast.process import boot_time
 
 LEASE_SECONDS: Final = 3.0
 """A lease that is not renewed for so long is free. A takeover may take five seconds: the new controller needs about one more to start."""

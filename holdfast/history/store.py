@@ -19,7 +19,7 @@ from holdfast.history import schema
 from holdfast.history.engines import IMMEDIATE, empty_engine, postgresql_engine, sqlite_engine, use_wal
 from holdfast.history.errors import MISREAD, find_corrupt_row, translated
 from holdfast.history.sanitize import clean_cell
-from holdfast.redaction import shown
+from holdfast.security.redaction import shown
 
 PATIENCE: Final = 5.0
 """Seconds to wait for another program's lock, and for a server to answer."""

@@ -26,12 +26,12 @@ from typing import Final
 from holdfast.control.supervisor import early_launch
 from holdfast.control.supervisor.detach import Detach, handle_sigusr1, sigusr1_blocked
 from holdfast.errors import OperatorError
+from holdfast.host.own_variables import with_added
+from holdfast.host.ports import free_port, is_free, listens
+from holdfast.host.process import die_with_parent
 from holdfast.log import line
-from holdfast.own_variables import with_added
 from holdfast.paths import own_folder
-from holdfast.ports import free_port, is_free, listens
-from holdfast.process import die_with_parent
-from holdfast.redaction import shown, without
+from holdfast.security.redaction import shown, without
 
 START_SECONDS: Final = 120.0
 """How long a server may take to answer: usually 5 s, longer on its first start on a busy machine."""

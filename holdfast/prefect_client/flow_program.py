@@ -25,7 +25,7 @@ from holdfast.history.errors import is_transient
 from holdfast.log import line
 from holdfast.prefect import server
 from holdfast.prefect.output import prepare_output
-from holdfast.redaction import shown
+from holdfast.security.redaction import shown
 from holdfast.spec import TrainingJob, cluster_of
 
 FINAL_CHECKPOINT_SECONDS: Final = 15.0

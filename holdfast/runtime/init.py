@@ -16,9 +16,10 @@ from torch.distributed.constants import default_pg_timeout
 
 from holdfast.runtime import world
 from holdfast.runtime.agent_client import link
-from holdfast.runtime.groups import first_exchanges, torch_interface
+from holdfast.runtime.groups import torch_interface
 from holdfast.runtime.groups.backends import NCCL_ABORT, nccl_can_abort
-from holdfast.runtime.groups.dry_run import DryRun
+from holdfast.runtime.groups.dry_runs import first_exchanges
+from holdfast.runtime.groups.dry_runs.dry_run import DryRun
 from holdfast.runtime.groups.membership import GroupGeneration, MembershipManager, devices, devices_of, install, installed
 from holdfast.runtime.groups.script_scan import uses_session
 from holdfast.runtime.process import restart_script, successor

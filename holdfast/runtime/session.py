@@ -28,9 +28,9 @@ from holdfast.runtime.checkpoint.save import CheckpointSettings, Saver
 from holdfast.runtime.checkpoint.storage_errors import StorageError, StorageErrorReporter
 from holdfast.runtime.data.batch_shards import BatchSplit, MicroBatch
 from holdfast.runtime.data.loader import Loader
+from holdfast.runtime.groups.dry_runs.recorded_collectives import WARM_UP_STEPS
 from holdfast.runtime.groups.membership import MembershipManager, membership
 from holdfast.runtime.groups.process_group import ManagedGroup
-from holdfast.runtime.groups.recorded_collectives import WARM_UP_STEPS
 from holdfast.runtime.groups.recovery_manager import RecoveryManager
 from holdfast.runtime.process import hot_spare, successor
 from holdfast.runtime.process.exit import EXIT_STATUS, SigtermHandler, wait_until_idle

@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast import gpu_assignment
 from holdfast.errors import BadParameters, Problem
+from holdfast.host import gpu_assignment
 from holdfast.spec import nproc
 from holdfast.spec.cluster import Cluster, LocalCluster
 from holdfast.spec.job import TrainingJob, is_policy_file

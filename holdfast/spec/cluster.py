@@ -24,7 +24,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 
 from holdfast import paths
 from holdfast.policies.nodes.maintenance import MaintenanceWindow
-from holdfast.secrets import is_secret_reference
+from holdfast.security.secrets import is_secret_reference
 from holdfast.spec.cluster_settings import (
     BurnInField,
     BurnInSettings,

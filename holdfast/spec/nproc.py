@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast import gpu_assignment
 from holdfast.errors import BadParameters, Problem
+from holdfast.host import gpu_assignment
 from holdfast.spec.cluster import Cluster, LocalCluster, SshCluster
 from holdfast.spec.job import TrainingJob
 

@@ -21,8 +21,8 @@ from holdfast.cluster import open_cluster
 from holdfast.errors import NotWritable, RowCorrupt
 from holdfast.history import models, queries
 from holdfast.history.store import History
-from holdfast.redaction import HIDDEN, is_secret, shown
 from holdfast.report.text.wording import plural
+from holdfast.security.redaction import HIDDEN, is_secret, shown
 from holdfast.spec import LocalCluster, cluster_of
 from holdfast.support import facts
 from holdfast.support.archive import Bundle

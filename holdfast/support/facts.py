@@ -19,7 +19,7 @@ from holdfast import __version__, paths
 from holdfast.history.schema import HEAD
 from holdfast.memstore import shared_memory, store_folders
 from holdfast.protocol import PROTOCOL
-from holdfast.redaction import shown
+from holdfast.security.redaction import shown
 
 PACKAGES: Final = (
     "torch", "numpy", "prefect", "fastapi", "sqlalchemy", "sqlmodel", "alembic", "psycopg", "pydantic", "click", "paramiko", "hyperscan",

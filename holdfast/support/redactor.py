@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
-from holdfast.redaction import CURRENT, HIDDEN, LAST, NAME, WORD, is_secret, passwords
+from holdfast.security.redaction import CURRENT, HIDDEN, LAST, NAME, WORD, is_secret, passwords
 
 MIN_SUBSTRING: Final = 5
 """Characters of a known secret that is replaced anywhere; shorter ones occur in harmless words, and are replaced only as words."""

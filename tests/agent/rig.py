@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, Self
 
+from holdfast.host.process import NODE_MARK, children_of, mark_of, marked, sweep
 from holdfast.memstore import store_folders
-from holdfast.process import NODE_MARK, children_of, mark_of, marked, sweep
 from holdfast.protocol import PROTOCOL, LineBuffer, Message, connect, encode
 from tests.waiting import wait_until
 

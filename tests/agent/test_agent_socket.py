@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from holdfast.process import is_alive
+from holdfast.host.process import is_alive
 from holdfast.protocol import MAX_LINE_BYTES, PROTOCOL, connect, encode
 from tests.agent.rig import CLIENT, Flow, Node
 from tests.mentions import mentions

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.agent.server import PREEMPTION_SECONDS
-from holdfast.process import NODE_MARK, is_alive, mark_of
+from holdfast.host.process import NODE_MARK, is_alive, mark_of
 from holdfast.protocol import PROTOCOL, connect
 from tests.agent.rig import CLIENT, ROOT, Flow, Node
 from tests.mentions import mentions

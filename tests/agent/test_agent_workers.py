@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.control.config.worker_env import rank_environments
 from holdfast.control.state.rank_table import RankTable
-from holdfast.process import is_alive, state_of
+from holdfast.host.process import is_alive, state_of
 from tests.agent.rig import CLIENT, Flow, Node
 from tests.waiting import wait_until
 

@@ -17,7 +17,7 @@ from holdfast.agent.workers.worker import Worker
 from holdfast.control.config.worker_env import prepare_fields, rank_environments, seat_environment
 from holdfast.control.state.rank_table import RankTable
 from holdfast.history import Job
-from holdfast.own_variables import with_added, without_added
+from holdfast.host.own_variables import with_added, without_added
 from holdfast.prefect.server import QUIET
 from holdfast.spec import LocalCluster, TrainingJob
 from tests.agent.rig import Flow, Node

@@ -19,7 +19,7 @@ from holdfast.agent import schema
 from holdfast.agent.node.identity import Identity
 from holdfast.agent.workers import spawner
 from holdfast.agent.workers.spawner import Spawner, SpawnPlan
-from holdfast.process import NODE_MARK, children_of, is_alive, mark_of, sweep
+from holdfast.host.process import NODE_MARK, children_of, is_alive, mark_of, sweep
 from holdfast.protocol import Message
 from tests.agent.rig import CLIENT, Flow, Node
 from tests.mentions import mentions

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from holdfast.agent.node.interfaces import bandwidth_to, check_connection, listen_for_measurement
-from holdfast.authenticated_listener import MAX_PENDING
+from holdfast.security.authenticated_listener import MAX_PENDING
 
 HOST = "127.0.0.1"
 

@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.agent.memstore import manager
 from holdfast.cluster.local import LocalNodes
+from holdfast.host.process import kill, mark_of
 from holdfast.memstore import shared_memory, store_folders
-from holdfast.process import kill, mark_of
 from tests.agent.rig import Flow, Node
 from tests.mentions import mentions
 from tests.waiting import wait_until

@@ -15,7 +15,7 @@ from holdfast.agent.monitor.kernel_log import KernelLogFollower
 from holdfast.agent.monitor.loop import MAX_LINES, QUIET, Deduplicator, EventBudget
 from holdfast.agent.monitor.nvml_events import NAME as LISTENER
 from holdfast.detectors.nodes.findings import FaultFinding
-from holdfast.process import children_of, state_of
+from holdfast.host.process import children_of, state_of
 from holdfast.protocol import Message
 from tests.agent.rig import CLIENT, Flow, Node
 from tests.mentions import mentions

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.process import is_alive
+from holdfast.host.process import is_alive
 from tests.agent.rig import CLIENT, Flow, Node
 from tests.waiting import wait_until
 

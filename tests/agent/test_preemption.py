@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from holdfast.agent.monitor.preemption_watcher import NoticeUnreadable, at_url, in_file
-from holdfast.ports import free_port
+from holdfast.host.ports import free_port
 from tests.agent.rig import Flow, Node
 from tests.mentions import mentions
 from tests.waiting import wait_until

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import process
-from holdfast.process import (
+from holdfast.host import process
+from holdfast.host.process import (
     children_of,
     end_children,
     is_alive,
@@ -101,12 +101,12 @@ def test_what_cannot_be_ended_in_time_is_reported() -> None:
     """In a child of our own, so that its children are all there are."""
     code = f"""
 import os, signal, subprocess, sys
-from holdfast.process import end_children
+from holdfast.host.process import end_children
 process = subprocess.Popen([sys.executable, "-c", {NAP!r}])
-import holdfast.process
-real, holdfast.process.kill = holdfast.process.kill, lambda *_: None
+import holdfast.host.process
+real, holdfast.host.process.kill = holdfast.host.process.kill, lambda *_: None
 assert end_children(seconds=0.1) is False
-holdfast.process.kill = real
+holdfast.host.process.kill = real
 assert end_children(spare=process.pid, seconds=5) is True
 os.kill(process.pid, 0)
 assert end_children() is True

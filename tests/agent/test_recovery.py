@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.process import children_of, is_alive, is_ending, state_of
+from holdfast.host.process import children_of, is_alive, is_ending, state_of
 from holdfast.protocol import PROTOCOL, Message
 from tests.agent.rig import CLIENT, Flow, Node
 from tests.mentions import mentions, one_line_mentions

@@ -14,10 +14,10 @@ import pytest
 
 from holdfast.agent.memstore.server.replica_store import Rejected, ReplicaStore
 from holdfast.agent.memstore.server.replicator import BURST_SECONDS, TokenBucket
+from holdfast.host.process import mark_of
 from holdfast.memstore import shared_memory, store_folders
 from holdfast.memstore.reader import RemoteMemstore
 from holdfast.memstore.shared_memory import PAGE, Snapshot
-from holdfast.process import mark_of
 from tests.agent.memory_rig import SECONDS, TOKEN, MemoryNode, Writer, label_of, noise
 from tests.agent.rig import Flow, Node
 from tests.waiting import wait_until

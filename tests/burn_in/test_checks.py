@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.authenticated_listener import MAX_PENDING
 from holdfast.detectors.nodes.burn_in_results import CheckMark
 from holdfast.probe.burn_in.checks import clock as ticking
 from holdfast.probe.burn_in.checks import compute, disk, memory, traffic
 from holdfast.probe.burn_in.checks.core_pool import CoreEnded, judged
+from holdfast.security.authenticated_listener import MAX_PENDING
 from tests.mentions import mentions
 
 TOKEN = "0123456789abcdef" * 2

@@ -23,10 +23,10 @@ from holdfast.control.config.worker_env import token_of
 from holdfast.errors import NotReadable, UnknownJob
 from holdfast.history.models import Generation, JobTransition, StepRecord
 from holdfast.history.store import History
+from holdfast.host.process import mark_of
 from holdfast.memstore import shared_memory, store_folders
 from holdfast.memstore.reader import RemoteMemstore
 from holdfast.paths import cluster_directory, job_directory
-from holdfast.process import mark_of
 from holdfast.report.text.wording import NOTHING
 from tests.agent.memory_rig import TOKEN, MemoryNode
 from tests.cli.conftest import PROGRAM, Command, environment, refused

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from holdfast.cluster.slurm.commands import environment
-from holdfast.redaction import is_secret
+from holdfast.security.redaction import is_secret
 from holdfast.support.redactor import Redactor
 from tests.costs import MOST, RUNS, growth
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import gpu_assignment
 from holdfast.cluster import NodeView, open_cluster
 from holdfast.cluster.local import LocalNodes
 from holdfast.cluster.slurm.commands import environment
 from holdfast.control.agents.client import AgentClient
 from holdfast.control.agents.reactor import EventQueue
 from holdfast.errors import NodeLost
-from holdfast.gpu_assignment import VISIBLE
-from holdfast.process import NODE_MARK, is_alive, mark_of, marked
+from holdfast.host import gpu_assignment
+from holdfast.host.gpu_assignment import VISIBLE
+from holdfast.host.process import NODE_MARK, is_alive, mark_of, marked
 from holdfast.spec import LocalCluster
 from tests.mentions import mentions
 from tests.waiting import wait_until

@@ -17,7 +17,7 @@ from holdfast.agent.event_log import EVENT_LOG, EventLog
 from holdfast.cluster.remote import RemoteNodes
 from holdfast.control.agents.pool import AgentPool
 from holdfast.errors import AgentDisconnected, NodeLost, NodeStateUnknown, ProtocolMismatch
-from holdfast.process import NODE_MARK, mark_of, marked
+from holdfast.host.process import NODE_MARK, mark_of, marked
 from holdfast.protocol import PROTOCOL, Message
 from tests.cluster.proxies import Boxes, ChildTransport
 from tests.mentions import mentions

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from holdfast.ports import free_port
+from holdfast.host.ports import free_port
 from holdfast.runtime.process.launcher import replace_init_process_group
 
 TOKEN: Final = "cd" * 16

@@ -13,7 +13,7 @@ import time
 import unittest
 from typing import Any, Final
 
-from holdfast.process import die_with_parent
+from holdfast.host.process import die_with_parent
 from tests.conformance import suites
 
 ATTEMPTS: Final = 3

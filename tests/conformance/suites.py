@@ -19,7 +19,7 @@ import torch
 from torch.testing._internal import common_distributed
 from torch.testing._internal.common_distributed import MultiProcessTestCase
 
-from holdfast.process import die_with_parent
+from holdfast.host.process import die_with_parent
 from tests.conformance import cuda_to_cpu, public_api
 from tests.conformance.managed_init import enter_job
 

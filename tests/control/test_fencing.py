@@ -20,8 +20,8 @@ from holdfast.control.agents import pool as fleets
 from holdfast.control.agents.client import AgentClient
 from holdfast.control.agents.pool import AgentPool
 from holdfast.errors import LeaseLost, LeaseUnconfirmed, NodeError, Superseded
+from holdfast.host.process import boot_time, is_alive, mark_of
 from holdfast.memstore import store_folders
-from holdfast.process import boot_time, is_alive, mark_of
 from tests.cluster.proxies import Boxes, ChildTransport
 from tests.waiting import wait_until
 

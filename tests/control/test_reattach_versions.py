@@ -12,7 +12,7 @@ from holdfast.control.agents import client
 from holdfast.control.agents.reactor import EventQueue
 from holdfast.control.supervisor.reattach import refuse_another_version
 from holdfast.errors import CommandRejected, NodeLost, VersionMismatch
-from holdfast.process import is_alive
+from holdfast.host.process import is_alive
 from holdfast.protocol import connect
 from tests.agent.rig import CLIENT, Node
 

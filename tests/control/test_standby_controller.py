@@ -19,7 +19,7 @@ from holdfast.errors import BadParameters, UnusableFile
 from holdfast.history import History, Lease, LeaseRenewer, acquire, holder_of, queries
 from holdfast.history.lease import release_lease
 from holdfast.history.models import StandbyHeartbeat
-from holdfast.ports import free_port
+from holdfast.host.ports import free_port
 from holdfast.spec import LocalCluster, TrainingJob, cluster_of
 from tests.history.rows import a_job
 from tests.mentions import mentions

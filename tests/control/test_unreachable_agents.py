@@ -18,9 +18,9 @@ from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.supervise import control_job
 from holdfast.history import models
+from holdfast.host.process import is_alive
 from holdfast.policies.recovery.case import Decision, Placement, RecoveryAction
 from holdfast.policies.states import Event
-from holdfast.process import is_alive
 from holdfast.spec import LocalCluster, TrainingJob
 from tests.waiting import wait_until
 

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from holdfast.authenticated_listener import BURST
 from holdfast.runtime.groups import control_tree, kv_store, token_server
 from holdfast.runtime.groups.control_tree import PeerAcceptor, call
 from holdfast.runtime.groups.kv_store import KvServer, KvStore, Verb
+from holdfast.security.authenticated_listener import BURST
 from tests.fuzz.examples import ANYTHING, SOCKETS, mutated
 from tests.waiting import wait_until
 

@@ -15,7 +15,7 @@ import pytest
 from holdfast.errors import JobAlreadyRunning, LeaseLost
 from holdfast.history import LEASE_SECONDS, History, Lease, LeaseRenewer, acquire, acquire_when_free, holder_of, new_id, queries
 from holdfast.history.lease import started_at, this_host
-from holdfast.process import boot_time
+from holdfast.host.process import boot_time
 from tests.history.children import Child
 from tests.history.postgres_server import PostgresServer
 from tests.history.rows import a_job

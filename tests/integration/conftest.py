@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.gpu_assignment import VISIBLE, visible_gpus
-from holdfast.ports import free_port
+from holdfast.host.gpu_assignment import VISIBLE, visible_gpus
+from holdfast.host.ports import free_port
 from tests.integration.flow_server import Flows
 from tests.integration.stage import Stage
 from tests.runtime.flow_double import Workers

@@ -18,8 +18,8 @@ from holdfast.accounting.replay import replay
 from holdfast.cli.watch import request_stop
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History, Incident, Job, queries
+from holdfast.host.process import NODE_MARK, mark_of, marked
 from holdfast.memstore import store_folders
-from holdfast.process import NODE_MARK, mark_of, marked
 from holdfast.spec.job import is_policy_file
 from holdfast.testing.chaos import Chaos
 from tests.integration.flow_server import Flow, Flows, prefect_of

@@ -16,8 +16,8 @@ import pytest
 from holdfast.control.agents.client import AgentClient
 from holdfast.control.agents.reactor import EventQueue
 from holdfast.history import Lease, queries
-from holdfast.ports import free_port
-from holdfast.process import is_alive, started_at
+from holdfast.host.ports import free_port
+from holdfast.host.process import is_alive, started_at
 from tests.integration.conftest import PrefectServer, answers
 from tests.integration.stage import Play, Stage
 from tests.waiting import wait_until

@@ -20,7 +20,7 @@ import pytest
 from holdfast.cluster.local import LocalNodes
 from holdfast.control.supervisor.detach import SIGTERM
 from holdfast.history import History, models, queries
-from holdfast.ports import free_port
+from holdfast.host.ports import free_port
 from holdfast.testing.chaos import Chaos
 from holdfast.testing.orphans import leftovers
 from tests.integration.conftest import START_SECONDS, PrefectServer, answers

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.history import History, holder_of, queries
-from holdfast.process import parent_of, state_of
+from holdfast.host.process import parent_of, state_of
 from tests.integration.conftest import PrefectServer
 from tests.integration.test_run_command import NAP, SECONDS, Place, gone, running
 from tests.waiting import wait_until

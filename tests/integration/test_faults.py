@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.history import queries
-from holdfast.process import state_of
+from holdfast.host.process import state_of
 from tests.integration.stage import Stage
 from tests.mentions import mentions
 from tests.waiting import wait_until

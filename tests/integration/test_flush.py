@@ -15,7 +15,7 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from holdfast.history import Checkpoint, queries
-from holdfast.process import NODE_MARK, mark_of, marked
+from holdfast.host.process import NODE_MARK, mark_of, marked
 from holdfast.runtime.checkpoint import manifest
 from holdfast.runtime.checkpoint_writer.service import NAME
 from tests.integration.stage import Play, Stage

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from holdfast.cli.job_view import view_job
 from holdfast.history import queries
+from holdfast.host.process import mark_of
 from holdfast.memstore import shared_memory, store_folders
 from holdfast.memstore.reader import RemoteMemstore
 from holdfast.memstore.shared_memory import Label
-from holdfast.process import mark_of
 from tests.integration.stage import Play, Stage
 from tests.mentions import mentions
 from tests.waiting import wait_until

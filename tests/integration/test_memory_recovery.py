@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from holdfast.history import Snapshots, queries
+from holdfast.host.process import mark_of
 from holdfast.memstore import shared_memory, store_folders
-from holdfast.process import mark_of
 from holdfast.runtime.checkpoint import manifest
 from holdfast.runtime.snapshots import reports
 from tests.integration.stage import Play, Stage

@@ -13,9 +13,9 @@ import pytest
 from holdfast.control.backup import standby as backup
 from holdfast.control.backup.standby import BackupPrerequisites
 from holdfast.errors import SecretUnavailable, UnusableFile
-from holdfast.ports import free_port
+from holdfast.host.ports import free_port
 from holdfast.prefect.server import TEMPORARY_FOR
-from holdfast.secrets import secret
+from holdfast.security.secrets import secret
 from holdfast.spec import cluster_of
 from tests.burn_in.relay import Relay
 from tests.integration.conftest import PrefectServer

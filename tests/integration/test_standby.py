@@ -14,8 +14,8 @@ import pytest
 
 from holdfast.errors import NodeLost
 from holdfast.history import History, Lease, queries
-from holdfast.ports import free_port
-from holdfast.process import state_of
+from holdfast.host.ports import free_port
+from holdfast.host.process import state_of
 from tests.history.conftest import postgres  # noqa: F401 (a fixture)
 from tests.history.postgres_server import PostgresServer
 from tests.integration.conftest import PrefectServer

@@ -17,7 +17,7 @@ import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
-from holdfast.ports import free_port
+from holdfast.host.ports import free_port
 from tests.integration.conftest import answers
 from tests.integration.prefect_api import ask
 from tests.integration.test_deployment import errors_in

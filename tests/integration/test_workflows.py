@@ -15,7 +15,7 @@ import torch
 
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History, queries
-from holdfast.process import marked
+from holdfast.host.process import marked
 from holdfast.testing.chaos import Chaos
 from tests.integration.conftest import PrefectServer
 from tests.integration.test_deployment import POOL, ended, id_in, prefect, prefect_server, state_of, worker

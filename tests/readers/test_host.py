@@ -18,9 +18,9 @@ import pytest
 from holdfast.detectors.evidence import Unknown
 from holdfast.detectors.nodes.health import judge
 from holdfast.detectors.nodes.readings import ClockReading, HostReading, NodeReading, ServiceState
+from holdfast.host.process import state_of
 from holdfast.probe.readers.host import read_clock, read_host
 from holdfast.probe.readers.services import HOST_PID_NAMESPACE, read_processes, read_services, sees_all_processes
-from holdfast.process import state_of
 from tests.waiting import wait_until
 
 Tree = Callable[[dict[str, str]], Path]

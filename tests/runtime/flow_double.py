@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from holdfast.host.ports import free_port
 from holdfast.memstore.shared_memory import labels
-from holdfast.ports import free_port
 from holdfast.protocol import LineBuffer, Message, encode, listen
 from tests.runtime.ranks import ROOT
 from tests.waiting import wait_until

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: F401 (as numpy)
 import holdfast
 import holdfast.runtime.init
 import holdfast.runtime.session  # noqa: F401 (as numpy)
-from holdfast.process import become_subreaper
+from holdfast.host.process import become_subreaper
 from holdfast.runtime.process import fork_server
 from tests.reaping import Children
 

@@ -21,7 +21,7 @@ import torch.distributed.checkpoint
 
 import holdfast.runtime.data.loader
 import holdfast.runtime.session  # noqa: F401 (as numpy)
-from holdfast.process import die_with_parent
+from holdfast.host.process import die_with_parent
 from holdfast.runtime.agent_client import link
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.ports import free_port
+from holdfast.host.ports import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.ports import free_port
+from holdfast.host.ports import free_port
 from tests.frameworks import needs
 from tests.runtime.chaos import fault
 from tests.runtime.flow_double import Ended, FlowDouble, Workers

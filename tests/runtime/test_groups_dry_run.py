@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 
-from holdfast.runtime.groups.dry_run import DryRun
+from holdfast.runtime.groups.dry_runs.dry_run import DryRun
+from holdfast.runtime.groups.dry_runs.recorded_collectives import MAX_SMALL, CollectiveRecorder, Coverage, RecordedCollectives, key_of
 from holdfast.runtime.groups.operations import StepTransaction
 from holdfast.runtime.groups.process_group import ManagedGroup
-from holdfast.runtime.groups.recorded_collectives import MAX_SMALL, CollectiveRecorder, Coverage, RecordedCollectives, key_of
 
 ONE = torch.tensor([1.0, 2.0])
 OTHER = torch.tensor([[3.0], [4.0], [5.0]])

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.runtime.groups.backends import BuildOptions, build
-from holdfast.runtime.groups.dry_run import DryRun
+from holdfast.runtime.groups.dry_runs.dry_run import DryRun
 from holdfast.runtime.groups.operations import StepTransaction
 from holdfast.runtime.groups.process_group import ManagedGroup
 from holdfast.runtime.process.exit import wait_until_idle

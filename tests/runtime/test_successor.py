@@ -23,7 +23,7 @@ MODULES = {
 
 PROGRAM = """
 import json, os, sys, sysconfig
-from holdfast.process import become_subreaper
+from holdfast.host.process import become_subreaper
 from holdfast.runtime.process import successor
 
 folder, names = sys.argv[1], sys.argv[2:]

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from holdfast.ports import free_port
+from holdfast.host.ports import free_port
 from holdfast.runtime import world
 
 

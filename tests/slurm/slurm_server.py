@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from holdfast.ports import free_port
-from holdfast.process import is_alive, kill, marked, parent_of
+from holdfast.host.ports import free_port
+from holdfast.host.process import is_alive, kill, marked, parent_of
 from tests.waiting import wait_until
 
 MISSING: Final = "Slurm is not installed: scripts/system_packages.sh installs it (Debian's packages `slurmctld slurmd munge` and others)"

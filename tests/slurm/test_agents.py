@@ -12,8 +12,8 @@ from holdfast.cluster.interface import AllocationRequest
 from holdfast.cluster.slurm.nodes import SlurmNodes
 from holdfast.history.models import Generation, Job
 from holdfast.history.store import History
+from holdfast.host.process import marked
 from holdfast.paths import job_directory
-from holdfast.process import marked
 from holdfast.spec import SlurmCluster
 from holdfast.support.bundle import write
 from tests.cli.test_support_bundle import contents

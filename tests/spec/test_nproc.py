@@ -7,7 +7,7 @@ import os
 import pytest
 
 from holdfast.errors import BadParameters
-from holdfast.gpu_assignment import VISIBLE
+from holdfast.host.gpu_assignment import VISIBLE
 from holdfast.spec import LocalCluster, SlurmCluster, TrainingJob, checks, cluster_of
 from holdfast.spec.nproc import NodeRanks, counted, ranks_on
 from tests.mentions import mentions

@@ -12,8 +12,8 @@ import pytest
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.supervise import control_job
 from holdfast.errors import RanksNotCounted
-from holdfast.gpu_assignment import VISIBLE
 from holdfast.history import History, queries
+from holdfast.host.gpu_assignment import VISIBLE
 from holdfast.policies.states import Event, State
 from holdfast.spec import TrainingJob
 from tests.control.launches import COUNTS, ends, launched

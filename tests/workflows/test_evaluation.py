@@ -12,7 +12,7 @@ import pytest
 from holdfast.checkpoints.inventory import CheckpointInfo, latest
 from holdfast.errors import EvaluationFailed
 from holdfast.evaluation import Evaluation, Program, command_of, evaluate
-from holdfast.process import is_alive
+from holdfast.host.process import is_alive
 from tests.mentions import mentions
 from tests.waiting import wait_until
 from tests.workflows.conftest import Save

@@ -21,10 +21,10 @@ from holdfast.agent import schema
 from holdfast.agent.node.identity import Identity
 from holdfast.agent.sidecar import Sidecar, SidecarSpec
 from holdfast.agent.workers.spawner import MemstoreSettings, SpawnPlan
+from holdfast.host.ports import free_port
+from holdfast.host.process import mark_of
 from holdfast.log import note
 from holdfast.memstore import shared_memory, store_folders, write_requests
-from holdfast.ports import free_port
-from holdfast.process import mark_of
 from holdfast.protocol import Message
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.agent.connection import ClientConnection
 from holdfast.agent.schema import Count, Seconds, Step, Text
+from holdfast.host.process import kill
 from holdfast.log import note
 from holdfast.memstore import write_requests
 from holdfast.memstore.write_requests import WriteRequest
-from holdfast.process import kill
 from holdfast.protocol import Message
 from holdfast.source_tree import ROOT
 

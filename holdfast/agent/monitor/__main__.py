@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from holdfast.agent.monitor.loop import MonitorLoop
+from holdfast.host.process import survive_sigterm
 from holdfast.log import set_up
-from holdfast.process import survive_sigterm
 
 
 def main(arguments: list[str]) -> None:

@@ -15,9 +15,9 @@ from typing import Final
 
 from holdfast.detectors.codec import packed
 from holdfast.detectors.evidence import Unknown
+from holdfast.host.process import die_with_parent
 from holdfast.log import note
 from holdfast.probe.readers.nvml import NoNvml, listening
-from holdfast.process import die_with_parent
 from holdfast.protocol import Message
 
 log = logging.getLogger("holdfast.agent.monitor")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from holdfast.process import survive_sigterm
+from holdfast.host.process import survive_sigterm
 from holdfast.protocol import LineBuffer, Message, encode
 
 MAX_BYTES: Final = 64 * 1024

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.agent.workers.worker import Worker
-from holdfast.process import children_of
+from holdfast.host.process import children_of
 
 _PID: Final = re.compile(r"\bpid='?(\d+)")
 _BUS: Final = re.compile(r"\b([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-7])?\b", re.IGNORECASE)

@@ -13,9 +13,9 @@ from typing import Final
 
 from holdfast.agent.event_log import EVENT_LOG, replayed_events
 from holdfast.agent.node.epochs import Epochs, FencingToken
+from holdfast.host.own_variables import without_added
+from holdfast.host.process import NODE_MARK, is_alive, mark_of, sweep
 from holdfast.memstore import store_folders
-from holdfast.own_variables import without_added
-from holdfast.process import NODE_MARK, is_alive, mark_of, sweep
 from holdfast.protocol import BadLine, LineBuffer, Message
 
 START_SECONDS: Final = 20.0

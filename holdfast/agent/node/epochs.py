@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.agent.errors import Refused, StaleEpoch
-from holdfast.process import boot_time
+from holdfast.host.process import boot_time
 
 FILE: Final = "epochs.json"
 MAX_JOBS: Final = 256

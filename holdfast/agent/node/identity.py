@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from holdfast.process import AGENT_MARK, NODE_MARK, mark_of
+from holdfast.host.process import AGENT_MARK, NODE_MARK, mark_of
 
 LOCK_SECONDS: Final = 2.0
 """How long an agent that is ending may take to release its node."""

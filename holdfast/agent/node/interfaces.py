@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.authenticated_listener import accept_authenticated, open_port, receive_exactly
+from holdfast.security.authenticated_listener import accept_authenticated, open_port, receive_exactly
 
 SIOCGIFADDR: Final = 0x8915
 SIOCGIFNETMASK: Final = 0x891B

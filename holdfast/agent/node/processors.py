@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from holdfast.agent.schema import Text
-from holdfast.gpu_assignment import DEVICES, VISIBLE, visible_gpus
+from holdfast.host.gpu_assignment import DEVICES, VISIBLE, visible_gpus
 from holdfast.probe.readers.nvml import NoNvml, nvml
 from holdfast.protocol import Message
 

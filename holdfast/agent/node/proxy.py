@@ -32,7 +32,7 @@ from holdfast.agent.node.processors import processors
 from holdfast.agent.schema import Count, Positive, Seconds, Text
 from holdfast.agent.workers.log_files import AGENT, folder_of, listed, place_of, read_part
 from holdfast.detectors.codec import packed
-from holdfast.process import boot_time, reset_signals, survive_sigterm
+from holdfast.host.process import boot_time, reset_signals, survive_sigterm
 from holdfast.protocol import GREETING, MAX_LINE_BYTES, PROTOCOL, BadLine, Message, complete_lines, connect, decode, encode, numbered
 from holdfast.source_tree import python_path_env
 

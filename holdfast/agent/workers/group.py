@@ -18,7 +18,7 @@ from holdfast.agent.workers.oom import OomDetector
 from holdfast.agent.workers.spawner import Spawner, SpawnPlan
 from holdfast.agent.workers.worker import ERROR_FILE, GPU_VARIABLES, Worker
 from holdfast.detectors.training.tracebacks import HEAD
-from holdfast.process import children_of, kill, kill_group, parent_of
+from holdfast.host.process import children_of, kill, kill_group, parent_of
 
 _ENDED: Final = (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED)
 _ANY: Final = os.WEXITED | os.WSTOPPED | os.WCONTINUED

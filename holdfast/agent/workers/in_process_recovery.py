@@ -11,7 +11,7 @@ from holdfast.agent import schema
 from holdfast.agent.errors import Refused
 from holdfast.agent.schema import Count, Membership, Numbers, Object, Positive, Seconds
 from holdfast.agent.workers.worker import NO_RANK, Worker
-from holdfast.process import state_of
+from holdfast.host.process import state_of
 from holdfast.protocol import Message
 
 if TYPE_CHECKING:

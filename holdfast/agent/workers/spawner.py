@@ -22,8 +22,8 @@ from holdfast.agent.connection import MessageStream
 from holdfast.agent.monitor.preemption import PreemptionSettings
 from holdfast.agent.node.identity import Identity
 from holdfast.agent.schema import BadField, Count, FilePath, Flag, Seconds, Text, Texts
+from holdfast.host.process import kill, spawn
 from holdfast.log import note
-from holdfast.process import kill, spawn
 from holdfast.protocol import HEARTBEAT_INTERVAL, BadLine, Message
 from holdfast.source_tree import ROOT
 

@@ -11,7 +11,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from holdfast.process import AGENT_MARK, become_subreaper, die_with_parent, end_children, kill, sweep
+from holdfast.host.process import AGENT_MARK, become_subreaper, die_with_parent, end_children, kill, sweep
 
 
 def guard(agent: Callable[[], int], agent_id: str) -> int:

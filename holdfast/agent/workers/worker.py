@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.process import state_of, wait_of
+from holdfast.host.process import state_of, wait_of
 from holdfast.protocol import Message
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from typing import Final
 
 from holdfast.cluster.slurm.parsing import FORMAT, Allocation, allocations
 from holdfast.errors import NoSlurm, SlurmRefused, SlurmUnavailable
-from holdfast.own_variables import without_added
+from holdfast.host.own_variables import without_added
 from holdfast.paths import job_directory
-from holdfast.redaction import is_secret
+from holdfast.security.redaction import is_secret
 from holdfast.source_tree import source_tree_env
 from holdfast.spec import SlurmCluster
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from holdfast.process import NODE_MARK, mark_of, reset_signals
+from holdfast.host.process import NODE_MARK, mark_of, reset_signals
 from holdfast.protocol import BadLine, LineBuffer, Message, connect, encode, listen
 from holdfast.source_tree import python_path_env
 

@@ -17,7 +17,7 @@ from paramiko.pkey import PublicBlob
 from holdfast.cluster.ssh.deadlines import in_time
 from holdfast.errors import UnusableFile
 from holdfast.probe.remote.program import NodeUnreachable, ProbeFailed
-from holdfast.secrets import is_secret_reference, secret
+from holdfast.security.secrets import is_secret_reference, secret
 
 OWN_FILES: Final = ("id_ed25519", "id_ecdsa", "id_rsa")
 """The user's own keys in ~/.ssh, in the order in which they are tried."""

@@ -28,8 +28,8 @@ from holdfast.errors import (
     Superseded,
     WorldError,
 )
+from holdfast.host.process import boot_time
 from holdfast.log import note
-from holdfast.process import boot_time
 from holdfast.protocol import HEARTBEAT_INTERVAL, Message
 
 log = logging.getLogger("holdfast.control")

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from holdfast import gpu_assignment
 from holdfast.cluster.interface import Processors
 from holdfast.control.agents.pool import AgentPool
 from holdfast.control.config.worker_env import set_ranks
@@ -14,6 +13,7 @@ from holdfast.control.state.generations import Generations
 from holdfast.control.state.job_log import JobLog
 from holdfast.errors import BadParameters, NodeStateUnknown, RanksNotCounted
 from holdfast.history import models
+from holdfast.host import gpu_assignment
 from holdfast.spec import TrainingJob
 from holdfast.spec.nproc import NodeRanks, problem_of, ranks_on
 

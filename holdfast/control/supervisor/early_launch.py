@@ -21,7 +21,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from holdfast.process import die_with_parent
+from holdfast.host.process import die_with_parent
 
 if TYPE_CHECKING:
     from holdfast.control.supervisor.controller import JobController

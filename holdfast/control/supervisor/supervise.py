@@ -39,12 +39,12 @@ from holdfast.history import History, Job, LeaseRenewer, Recorder, absorb, queri
 from holdfast.history.errors import wait_for_history
 from holdfast.history.lease import Fence
 from holdfast.history.statistics import fleet, work
+from holdfast.host.rlimits import raise_descriptor_limit
 from holdfast.log import note
 from holdfast.paths import make_private, outbox_file
 from holdfast.policies.nodes.node_faults import NodeFault, isolating_fault
 from holdfast.policies.states import Event, State
 from holdfast.report.text import wording
-from holdfast.rlimits import raise_descriptor_limit
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.spec.policy import LONGEST
 from holdfast.stored_job import recorded_cluster, recorded_spec

@@ -30,7 +30,7 @@ NEEDED: Final = (
     "holdfast.detectors.evidence",
     "holdfast.detectors.codec",
     "holdfast.detectors.nodes.burn_in_results",
-    "holdfast.authenticated_listener",
+    "holdfast.security.authenticated_listener",
 )
 CHECKS: Final = "holdfast.probe.burn_in.checks"
 

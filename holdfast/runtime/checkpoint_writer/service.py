@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import Final
 
+from holdfast.host.process import survive_sigterm
 from holdfast.memstore import write_requests
 from holdfast.memstore.shared_memory import Snapshot, UnusableSnapshot
 from holdfast.memstore.write_requests import WriteRequest
-from holdfast.process import survive_sigterm
 from holdfast.protocol import Message
 from holdfast.runtime.agent_client import AgentAnswer, AgentLink
 from holdfast.runtime.checkpoint import manifest

@@ -28,14 +28,14 @@ from torch.distributed.constants import default_pg_timeout
 
 from holdfast.protocol import Message
 from holdfast.runtime.agent_client import link
-from holdfast.runtime.groups import first_exchanges, recorded_collectives
 from holdfast.runtime.groups.backends import BackendGroup, BuildOptions, GenerationEnded, build, poll_interval
 from holdfast.runtime.groups.control_tree import ControlTree, PeerAcceptor
-from holdfast.runtime.groups.first_exchanges import FirstExchanges
+from holdfast.runtime.groups.dry_runs import first_exchanges, recorded_collectives
+from holdfast.runtime.groups.dry_runs.first_exchanges import FirstExchanges
+from holdfast.runtime.groups.dry_runs.recorded_collectives import CollectiveRecorder
 from holdfast.runtime.groups.kv_store import GenerationStore, KvStoreAccess
 from holdfast.runtime.groups.operations import StepTransaction
 from holdfast.runtime.groups.process_group import BACKEND, ManagedGroup, OperationListener
-from holdfast.runtime.groups.recorded_collectives import CollectiveRecorder
 from holdfast.runtime.snapshots.restore import servers_of
 
 log = logging.getLogger("holdfast.runtime")

@@ -20,12 +20,12 @@ from torch.optim import Optimizer
 
 from holdfast.runtime.agent_client import link
 from holdfast.runtime.data.loader import Loader
-from holdfast.runtime.groups import first_exchanges, recorded_collectives
 from holdfast.runtime.groups.backends import GenerationEnded
 from holdfast.runtime.groups.control_tree import PeerConnectionLost
+from holdfast.runtime.groups.dry_runs import first_exchanges, recorded_collectives
+from holdfast.runtime.groups.dry_runs.recorded_collectives import Coverage
 from holdfast.runtime.groups.membership import GroupGeneration, MembershipManager
 from holdfast.runtime.groups.migration import LiveMigrations
-from holdfast.runtime.groups.recorded_collectives import Coverage
 from holdfast.runtime.groups.state_transfer import StateTransfer, TransferCorrupted
 from holdfast.runtime.peer_errors import is_device_error, is_late_peer, is_peer_loss
 from holdfast.runtime.process.exit import SigtermHandler

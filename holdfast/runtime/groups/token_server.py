@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import Final, Generic, Protocol, TypeVar
 
-from holdfast.authenticated_listener import PendingCallers, open_port
+from holdfast.security.authenticated_listener import PendingCallers, open_port
 
 HELLO_SECONDS: Final = 5.0
 """How long a caller may take to prove that it knows the token."""

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, Final
 
-from holdfast.process import die_with_parent, survive_sigterm
+from holdfast.host.process import die_with_parent, survive_sigterm
 from holdfast.protocol import LineBuffer, Message, encode
 from holdfast.runtime.peer_errors import STARTING
 from holdfast.runtime.process import launcher, restart_script, successor

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from holdfast.process import die_with_parent
+from holdfast.host.process import die_with_parent
 from holdfast.protocol import LineBuffer, Message, encode
 
 IDENTITY: Final = frozenset({"RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "ROLE_RANK"})

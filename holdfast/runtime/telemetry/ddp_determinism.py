@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast.runtime.groups.first_exchanges import scratch
+from holdfast.runtime.groups.dry_runs.first_exchanges import scratch
 
 M = TypeVar("M", bound=nn.Module)
 

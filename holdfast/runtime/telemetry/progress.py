@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol, SupportsFloat, SupportsIndex
 
-from holdfast.process import started_at
+from holdfast.host.process import started_at
 from holdfast.runtime.agent_client import StepSize, link
 
 _log = logging.getLogger("holdfast.runtime")

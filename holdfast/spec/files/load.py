@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from holdfast.errors import BadFile, Problem
-from holdfast.secrets import is_secret_reference
+from holdfast.security.secrets import is_secret_reference
 from holdfast.spec.check import checks
 from holdfast.spec.cluster import KINDS, Cluster, LocalCluster, SshHop, kind_of
 from holdfast.spec.files.problems import dotted, models_in, nearest, path_of, problems_in, shown

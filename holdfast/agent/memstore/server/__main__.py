@@ -19,11 +19,11 @@ from typing import Any, Final
 from holdfast.agent.memstore.server.handler import RequestHandler
 from holdfast.agent.memstore.server.replica_store import ReplicaStore
 from holdfast.agent.memstore.server.replicator import ReplicaNode, Replicator, TokenBucket
+from holdfast.host.process import survive_sigterm
 from holdfast.log import note, set_up
 from holdfast.memstore.notification import SnapshotNotification
 from holdfast.memstore.shared_memory import SUFFIX
 from holdfast.memstore.store_folders import stream_of
-from holdfast.process import survive_sigterm
 from holdfast.protocol import LineBuffer, Message, encode
 
 log = logging.getLogger("holdfast.agent.memstore")

@@ -24,8 +24,8 @@ from holdfast.cli.watch import JobWatcher, counted_signals
 from holdfast.cluster.local import LocalNodes
 from holdfast.errors import HoldfastError, NotWritable, OperatorError
 from holdfast.exit_codes import INTERRUPTED
-from holdfast.gpu_assignment import VISIBLE
 from holdfast.history import History, Job, models, queries
+from holdfast.host.gpu_assignment import VISIBLE
 from holdfast.paths import home
 from holdfast.prefect.server import TemporaryServer, is_configured
 from holdfast.report import memory, write_report

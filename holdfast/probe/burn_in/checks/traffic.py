@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from holdfast.authenticated_listener import NoAuthenticatedCaller, accept_authenticated, open_port, receive_exactly, receive_into
 from holdfast.detectors.nodes.burn_in_results import Check, CheckMark
+from holdfast.security.authenticated_listener import NoAuthenticatedCaller, accept_authenticated, open_port, receive_exactly, receive_into
 
 NAME: Final = "network"
 BLOCK: Final = 1 << 20

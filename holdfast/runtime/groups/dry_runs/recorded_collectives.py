@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from holdfast.runtime.groups.first_exchanges import FirstExchanges, index_of, shapes_of
+from holdfast.runtime.groups.dry_runs.first_exchanges import FirstExchanges, index_of, shapes_of
 from holdfast.runtime.groups.process_group import ManagedGroup
 
 MAX_SMALL: Final = 64 * 1024

@@ -12,11 +12,11 @@ from typing import Final, NoReturn
 from torch import Tensor
 
 from holdfast.runtime.agent_client import link
-from holdfast.runtime.groups import first_exchanges, recorded_collectives
-from holdfast.runtime.groups.first_exchanges import ExchangeReplay, FirstExchanges, NotRepeatable, ReplayDiverged
+from holdfast.runtime.groups.dry_runs import first_exchanges, recorded_collectives
+from holdfast.runtime.groups.dry_runs.first_exchanges import ExchangeReplay, FirstExchanges, NotRepeatable, ReplayDiverged
+from holdfast.runtime.groups.dry_runs.recorded_collectives import RecordedCollectives, key_of
 from holdfast.runtime.groups.operations import fill_neutral_result
 from holdfast.runtime.groups.process_group import ManagedGroup
-from holdfast.runtime.groups.recorded_collectives import RecordedCollectives, key_of
 
 _log = logging.getLogger("holdfast.runtime")
 

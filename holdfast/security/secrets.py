@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from holdfast.errors import SecretUnavailable, UnusableFile
 from holdfast.prefect import server as prefect_server
-from holdfast.redaction import shown, without
+from holdfast.security.redaction import shown, without
 
 VARIABLE: Final = "env:"
 BLOCK: Final = "block:"
