@@ -101,7 +101,7 @@ def test_status_explains_a_missing_snapshot(here: Command, running: Author) -> N
     quote = {"quote": "no memory store can be made in /dev/shm: No space left on device"}
     known: dict[str, Any] = {"recommended_action": "monitor", "attributed_to": "storage", "generation": 3, "evidence": quote}
     running.write(FaultRecord(job_id=running.job.id, at=running.zero, kind="memory-none", target="node n0", **known))
-    why = f"none: memory-none on node n0 ({quote['quote']})"
+    why = f"none: memory-none on n0 ({quote['quote']})"
     assert f"snapshot    {why}" in here("status", "gpt-small").stdout
     assert json.loads(here("status", "gpt-small", "--json").stdout)["no_snapshots"] == why
 

@@ -289,7 +289,8 @@ def test_a_diagnosis_names_the_rank_and_the_reason(name: str) -> None:
     if diagnosis.root.kind == "user-error":
         assert mentions(diagnosis.reason, "not a node")
     else:
-        assert diagnosis.reason.startswith(f"{diagnosis.root.kind} of {diagnosis.root.target}: ")
+        assert diagnosis.reason.startswith(f"{diagnosis.root.kind} of {diagnosis.root.place}: ")
+        assert "of node " not in diagnosis.reason
 
 
 @scenes

@@ -42,7 +42,7 @@ def a_fault(kind: str, generation: int = 2) -> FaultRecord:
         (a_row(), None, REPLICATED, ("replica of the same step",)),
         (a_row(replica_step=55), None, REPLICATED, ("replica of step 55",)),
         (a_row(replica_step=None), None, REPLICATED, ("no replica",)),
-        (a_row(replica_step=None), a_fault("memory-limit"), REPLICATED, ("no replica", "memory-limit on node n1", "no room")),
+        (a_row(replica_step=None), a_fault("memory-limit"), REPLICATED, ("no replica", "memory-limit on n1", "no room")),
         (a_row(replica_step=None), None, {"checkpoint": {"memory": {"replicas": 0}}}, ("no replica", "checkpoint.memory.replicas")),
     ],
 )
@@ -70,8 +70,8 @@ def test_an_old_report_of_a_snapshot_has_its_age() -> None:
     [
         (None, None, {"checkpoint": {"memory": {"interval": 0}}}, False, ("checkpoint.memory.interval",)),
         (a_row(step=None, reason="no optimizer"), None, REPLICATED, False, ("no optimizer",)),
-        (None, a_fault("memory-none"), REPLICATED, False, ("memory-none on node n1", "no room")),
-        (a_row(step=None), a_fault("snapshot-no-memory"), REPLICATED, True, ("snapshot-no-memory on node n1", "no room")),
+        (None, a_fault("memory-none"), REPLICATED, False, ("memory-none on n1", "no room")),
+        (a_row(step=None), a_fault("snapshot-no-memory"), REPLICATED, True, ("snapshot-no-memory on n1", "no room")),
         (None, a_fault("replica-lost"), REPLICATED, False, ("holdfast.session",)),
     ],
 )
