@@ -90,7 +90,7 @@ def test_a_node_that_reports_endless_problems_does_not_fill_the_history(recorded
     now = [1000.0]
     monkeypatch.setattr(node_faults, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(job_faults, "REMEMBERED", 100)
-    recorded.hearing._rows._most = at_once = 2000
+    recorded.handlers._rows._most = at_once = 2000
 
     def storage_error(number: int, node: str) -> None:
         recorded.receives("storage-error", node=node, kind="checkpoint-damaged", path=f"/c/{number}", step=number, why="w")
@@ -113,7 +113,7 @@ def test_a_node_that_reports_endless_problems_does_not_fill_the_history(recorded
 
 def test_steps_have_a_budget_of_their_own(recorded: Recorded) -> None:
     """An event log of days is within it; faster steps than any training makes are not."""
-    recorded.hearing._steps = NodeEventBudget("steps", 60, 1000, recorded.run.log.record_event)
+    recorded.handlers._steps = NodeEventBudget("steps", 60, 1000, recorded.run.log.record_event)
     recorded.steps(*((step, 0.5) for step in range(1, 3001)))
     assert 1000 <= len(recorded.curve()) <= 1010
     assert any("more steps than" in one for one in recorded.job_events)

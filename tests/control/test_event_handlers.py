@@ -25,7 +25,7 @@ class Recorded:
     """A controller of a job of two ranks, and the history that it writes."""
 
     def __init__(self, run: JobController) -> None:
-        self.run, self.hearing, self.history, self.recorder, self.job = run, run.handlers, run.history, run.recorder, run.job
+        self.run, self.handlers, self.history, self.recorder, self.job = run, run.handlers, run.history, run.recorder, run.job
 
     @property
     def job_events(self) -> list[str]:
@@ -98,7 +98,7 @@ def test_replayed_events_add_nothing_when_a_controller_reattaches(recorded: Reco
     """Agents replay events of past generations too."""
     recorded.steps((1, 0.5), (2, 0.25))
     recorded.begin(3)
-    recorded.hearing.remember(2, {1: 0, 2: 2})
+    recorded.handlers.remember(2, {1: 0, 2: 2})
     recorded.receives("steps", 1, steps=[[1, 1.0, 0.1, 0.5], [2, 1.0, 0.1, 0.25]])
     recorded.receives("steps", 2, steps=[[2, 1.0, 0.1, 0.75], [3, 1.0, 0.1, 0.125]])
     assert recorded.curve() == [(1, 0.5), (2, 0.25), (3, 0.125)]
@@ -124,10 +124,10 @@ def test_replicas_that_are_behind_on_many_nodes_are_one_event(recorded: Recorded
     for node in ("b", "a", "b"):
         recorded.receives("storage-error", node=node, kind="replica-lag", path=f"/memory/{node}", why="10 snapshots were left out", step=30)
     for now in (100.0, 100.0 + GATHERED / 2):
-        recorded.hearing.poll(now)
+        recorded.handlers.poll(now)
         assert recorded.job_events == []
-    recorded.hearing.poll(100.0 + GATHERED)
-    recorded.hearing.poll(200.0)
+    recorded.handlers.poll(100.0 + GATHERED)
+    recorded.handlers.poll(200.0)
     (record_event,) = recorded.job_events
     assert mentions(record_event, "a, b", 10)
     recorded.receives("storage-error", node="a", kind="checkpoint-backlog", path="/ckpt/3", why="late", step=30)
@@ -137,7 +137,7 @@ def test_replicas_that_are_behind_on_many_nodes_are_one_event(recorded: Recorded
 @pytest.mark.parametrize(("kind", "lines"), [("local", 1), ("ssh", 2)])
 def test_the_nodes_of_one_machine_cause_one_event(recorded: Recorded, kind: str, lines: int) -> None:
     """Both report the same load: every fault is recorded, one is reported; two machines have a line each."""
-    recorded.hearing.cluster_kind = kind
+    recorded.handlers.cluster_kind = kind
     for number, node in enumerate(MEMBERSHIP):
         facts: dict[str, Any] = {
             "kind": "host-overloaded",
@@ -159,6 +159,6 @@ def test_a_busy_machine_is_reported_by_the_first_job_only(recorded: Recorded, cl
     recorded.recorder.add(models.Job(id="before", name="b", spec={}, cluster={"name": "c"}, directory="/b", at=0.0))
     recorded.recorder.add(a_fault("before", kind="host-overloaded", at=100.0))
     assert recorded.recorder.flush(10.0)
-    recorded.hearing.log.cluster = cluster
+    recorded.handlers.log.cluster = cluster
     recorded.receives("node.fault", seen_at=at, kind="host-overloaded", part="processors", quote="load 9", source="host check")
     assert len(recorded.job_events) == lines
