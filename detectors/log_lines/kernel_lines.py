@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from holdfast.detectors.catalogue import CATALOGUE, TAKES_NODE_OUT
 from holdfast.detectors.log_lines import classification as logs
 from holdfast.detectors.log_lines import xids
 from holdfast.detectors.nodes import storage
@@ -16,9 +17,12 @@ WARNING: Final = 4
 
 _PART: Final = re.compile(
     r"\b(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b"
-    r"|\b(?:sd[a-z]+\d*|nvme\d+(?:n\d+)?|md\d+|dm-\d+|loop\d+|eth\d+|en[opsx]\w+|ib\d+|ibs\w+|bond\d+|mlx5_\d+|CPU ?\d+)\b"
+    r"|\b(?:sd[a-z]+\d*|nvme\d+(?:n\d+(?:p\d+)?)?|md\d+|dm-\d+|loop\d+|z?ram\d+|sr\d+|fd\d+"
+    r"|eth\d+|en[opsx]\w+|ib\d+|ibs\w+|bond\d+|mlx5_\d+|CPU ?\d+)\b"
 )
 """Device names in kernel messages: PCI address, disk, link, adapter, processor."""
+_NO_DISK: Final = re.compile(r"(?:loop|ram|zram|sr|fd)\d+\b")
+"""Block devices that are no disks of the node: files, memory, removable media. Images of packages and of containers are mounted so."""
 
 
 def finding_of(line: KernelLine) -> FaultFinding | None:
@@ -31,5 +35,8 @@ def finding_of(line: KernelLine) -> FaultFinding | None:
     name = logs.judge(line.text, words=line.level <= WARNING)
     if name is None:
         return None
-    part = _PART.search(line.text)
-    return FaultFinding(kind=name, part=part[0] if part else "node", quote=line.text)
+    found = _PART.search(line.text)
+    part = found[0] if found else "node"
+    if _NO_DISK.match(part) and CATALOGUE[name].recommended_action in TAKES_NODE_OUT:
+        name = storage.IO_ERRORS.id  # shown, and no reason to leave the node: where a disk is the cause, the kernel names that too
+    return FaultFinding(kind=name, part=part, quote=line.text)

@@ -87,6 +87,13 @@ def test_lines_from_public_reports_are_judged_right(lot: str) -> None:
     assert got.blamed >= 0.9
 
 
+def test_logins_and_scans_by_others_are_no_fault() -> None:
+    """Any machine on a network has them by the hundred; a broken SSH server is one."""
+    assert classify_text("\n".join(row["line"] for row in rows("logins.tsv"))) == []
+    (fault,) = classify_text("sshd[871]: error: fork failed: Cannot allocate memory")
+    assert CATALOGUE[fault.kind].attributed_to in {"node", "process"}
+
+
 def test_the_fast_matcher_finds_what_the_plain_one_finds() -> None:
     """On lines that neither was made for."""
     text = "\n".join(row["line"] for name in ("held_out.tsv", *PUBLIC) for row in rows(name))

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.detectors.all_kinds import CATALOGUE
+from holdfast.detectors.catalogue import TAKES_NODE_OUT
 from holdfast.detectors.evidence import HangLimits
 from holdfast.detectors.log_lines.xids import xid_of
 from holdfast.detectors.nodes.health import judge, see_growth
@@ -116,6 +118,23 @@ def test_only_lines_since_the_last_reading_count() -> None:
     (fault,) = judge(now, before)
     assert (fault.kind, fault.signature) == ("io-errors", "io-errors nvme0n1")
     assert "gpu-off-bus" in {fault.kind for fault in judge(before)}
+
+
+@pytest.mark.parametrize(
+    ("text", "part", "leaves"),
+    [
+        ("Aborting journal on device nvme0n1p2-8.", "nvme0n1p2", True),
+        ("EXT4-fs (sda1): Remounting filesystem read-only", "sda1", True),
+        ("Aborting journal on device loop0-8.", "loop0", False),
+        ("EXT4-fs (loop7): Remounting filesystem read-only", "loop7", False),
+        ("EXT4-fs (zram1): Remounting filesystem read-only", "zram1", False),
+    ],
+)
+def test_only_a_disk_of_the_node_is_a_reason_to_leave_it(text: str, part: str, *, leaves: bool) -> None:
+    """The image of a package or of a container is a file, mounted through a loop device."""
+    (fault,) = judge(a_look(0.0, text))
+    assert fault.device == part
+    assert (CATALOGUE[fault.kind].recommended_action in TAKES_NODE_OUT) is leaves
 
 
 @pytest.mark.parametrize(
