@@ -109,6 +109,7 @@ def test_a_home_that_another_user_makes_a_moment_before_us_is_refused(place: Pat
         paths.make_private(place / "jobs" / "a")
 
 
+@pytest.mark.long
 @as_root
 def test_every_command_that_reads_or_writes_the_home_refuses_one_of_another_user(place: Path, tmp_path: Path) -> None:
     """Before anything in it is believed."""

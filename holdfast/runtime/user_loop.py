@@ -85,7 +85,7 @@ class UserLoop:
         return ""
 
     def _report_obstacle(self, *, new: bool) -> None:
-        """Tell the controller, and the user once, how a step is repeated in which a rank is lost."""
+        """Report to the controller, and to the user once, how a step is repeated in which a rank is lost."""
         if new:
             return
         first = self._session.rank == 0

@@ -88,6 +88,7 @@ def test_the_wheel_is_small_complete_and_reproducible(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_hosts_are_set_up_once_and_repaired_when_damaged(rack: Rack, holdfast: Command, tmp_path: Path) -> None:  # noqa: F811 (the fixture)
     """A second run changes nothing; a host that is off does not delay the others, and is reported with a cure."""
     name = cluster_file(rack, tmp_path, directory="hf")

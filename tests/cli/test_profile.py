@@ -115,6 +115,6 @@ def test_a_picture_of_another_kind_is_refused(name: str, here: Command, files: l
     """Status 2, the option by its name, before anything is read."""
     done = here("report", "gpt", "--profile", "-o", name)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "'--output': '" in done.stderr
+    assert f"'--output' / '-o': '{name}'" in done.stderr
     assert ".html, .png or .svg" in done.stderr
     assert not (tmp_path / name).exists()

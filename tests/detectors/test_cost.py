@@ -64,6 +64,7 @@ def ends(count: int) -> list[WorkerExit]:
     return [WorkerExit(node=f"n{rank}", rank=rank, at=0.0, code=1, output=text.format(secrets.token_hex(4096))) for rank in range(count)]
 
 
+@pytest.mark.long
 def test_the_last_output_of_64_ranks_is_matched_within_seconds() -> None:
     """They cost 20 s before: each is a line of 8 KB without a blank."""
     begin = time.process_time()

@@ -59,6 +59,7 @@ NOT_HERE = {"stop"}
 """Commands of the README for a job that still runs: this one has ended."""
 
 
+@pytest.mark.long
 def test_the_quick_start_does_what_the_readme_says(place: Path) -> None:
     """Validate, run through a killed rank, then read what happened, with the words of the README."""
     said = {" ".join(args[1:3]): run(args, place) for args in commands("holdfast validate") if args[1] not in NOT_HERE}

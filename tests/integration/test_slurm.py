@@ -106,6 +106,7 @@ def is_drained(slurm: SlurmServer, node: str) -> bool:
     return slurm.state(node).startswith("drain")
 
 
+@pytest.mark.long
 def test_a_job_asks_for_nodes_recovers_on_them_is_put_back_into_the_queue_and_leaves_nothing(stage: SlurmStage) -> None:
     """A killed rank is restarted in place; what Slurm requeues goes on in the same allocation, when that begins anew."""
     play = stage.play("plain-in-slurm", args=["--steps", "100000"], **TWO)

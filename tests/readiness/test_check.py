@@ -64,6 +64,7 @@ def test_hosts_without_holdfast_get_the_command_that_installs_it(rack: Rack, hol
     assert done.returncode == 0
 
 
+@pytest.mark.long
 def test_each_fault_is_named_on_its_host(rack: Rack, holdfast: Command, tmp_path: Path) -> None:  # noqa: F811 (the fixture)
     """A clock, a folder that is not shared or not to be written, a full disk, low limits, blocked ports, an unknown host key, at once."""
     library = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)

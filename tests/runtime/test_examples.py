@@ -56,6 +56,7 @@ def test_the_example_runs_under_plain_python(tmp_path: Path) -> None:
     assert result(tmp_path / "r.json")["steps"] == 3
 
 
+@pytest.mark.long
 def test_a_script_without_holdfast_resumes_from_its_own_checkpoint_under_torchrun(ranks: Ranks, tmp_path: Path) -> None:
     """It does not use Holdfast; its second run resumes after the first."""
     script, kept = str(EXAMPLES / "plain_ddp.py"), str(tmp_path / "plain_ddp.pt")

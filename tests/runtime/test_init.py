@@ -19,6 +19,7 @@ from tests.runtime.flow_double import SCRIPTS, UNTIL, Job
 from tests.runtime.ranks import ROOT
 
 
+@pytest.mark.long
 def test_a_script_that_joins_runs_under_plain_torchrun(tmp_path: Path) -> None:
     """Without an agent the groups are torch's own."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -35,7 +35,7 @@ VARIABLE: Final = "HOLDFAST_LAUNCHER"
 DETACH: Final = signal.SIGUSR1
 STOP: Final = signal.SIGTERM
 FLOW_FAILED: Final = signal.SIGUSR2
-"""Tells a launcher, before `STOP`, that nobody stops the job: its flow could not start."""
+"""Informs a launcher, before `STOP`, that nobody stops the job: its flow could not start."""
 NO_FLOW: Final = "its flow ended before it took control of the job"
 """Reason of a job that its launcher ends, as no flow will control it."""
 POLL: Final = 0.02

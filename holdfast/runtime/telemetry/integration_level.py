@@ -1,6 +1,6 @@
 """Which level of integration a script has reached, and why: said once, in the log of rank 0, and to the controller.
 
-``holdfast status`` shows it. It tells a user what a fault will cost before there is one.
+``holdfast status`` shows it. From it a user knows what a fault will cost before there is one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _said: list[str] = []
 
 
 def groups_are_stock(why: str) -> None:
-    """Note that the process groups are torch's own, because *why*; a script that will have no session is told so now."""
+    """Note that the process groups are torch's own, because *why*; a script that will have no session gets that message now."""
     _stock_because[:] = [why]
     if why == NO_SESSION:
         _say("unchanged", f"{RESTART}; process groups are PyTorch's own")
