@@ -173,6 +173,7 @@ def test_hosts_that_share_a_folder_set_it_up_once(rack: Rack, holdfast: Command,
     assert sorted(one["done"] for one in rows(done).values()) == ["installed", "kept", "kept"], done.stdout
 
 
+@pytest.mark.long
 def test_a_failed_installation_is_reported_with_a_cure(rack: Rack, holdfast: Command, tmp_path: Path) -> None:  # noqa: F811 (the fixture)
     """A full disk keeps what it had; a missing interpreter is named; so are invalid arguments."""
     full = rack[1].home / "full"
@@ -218,6 +219,7 @@ def test_programs_start_while_a_new_version_is_installed(rack: Rack) -> None:
     assert in_env(rack[0], "import holdfast; print(holdfast.__version__)") == __version__
 
 
+@pytest.mark.long
 def test_an_interrupted_installation_is_completed_by_the_next(tmp_path: Path) -> None:
     """Interrupted before each file, link and folder; the interpreter is in an environment itself, whose packages stay importable."""
     lender = tmp_path / "lender"

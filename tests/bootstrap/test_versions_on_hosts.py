@@ -93,6 +93,7 @@ def test_hosts_without_holdfast_are_reported_once_with_the_cure(rack: Rack) -> N
     assert mentions(reason, "n0, n1", "hf-never-set-up/env", "holdfast node bootstrap --cluster CLUSTER_FILE")
 
 
+@pytest.mark.long
 def test_a_controller_keeps_using_its_own_version_when_hosts_get_another(rack: Rack, cluster: SshCluster) -> None:
     """It fences, reconnects and uses further nodes; once another controller of its version has taken over, it can fence no more."""
     agents = agents_of(cluster, 1)

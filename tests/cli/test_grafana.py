@@ -271,6 +271,7 @@ def test_every_panel_shows_the_recorded_history(recorded: Recorded) -> None:
     assert names == ["finished", "live", "paused", "quiet", "recovering"]
 
 
+@pytest.mark.long
 def test_the_first_incident_of_a_job_counts(recorded: Recorded) -> None:
     """Once, also after a restart of the metrics; incidents that were over before the first scrape do not count as new ones."""
     assert recorded.counted("Incidents in the past hour, by area") == {"software": 1}

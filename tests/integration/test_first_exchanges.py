@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from holdfast.history import queries
 from tests.integration.stage import Play, Stage
 from tests.integration.test_takeover_flow import goes_on, recovered, stands_by
@@ -26,6 +28,7 @@ def held(play: Play, rank: int) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_a_replaced_rank_gets_what_it_received_and_a_new_random_name_restarts_all(stage: Stage) -> None:
     """The hot spare leaves its place to its successor; when rank 0 is lost, whose name the others have, the replacement is not retried."""
     stage.widen({f"node-{number}": f"node-{number}" for number in range(4)})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from holdfast.cli.commands.analyse.policy import attempts
 from holdfast.history import queries
 from tests.integration.stage import Play, Stage
@@ -24,6 +26,7 @@ def killed(play: Play, number: int) -> None:
     wait_until(lambda: play.saw(number) and play.incidents()[-1].outcome is not None, seconds=40, explain=play.log)
 
 
+@pytest.mark.long
 def test_a_policy_file_is_read_anew_and_a_bad_one_changes_nothing(stage: Stage, tmp_path: Path) -> None:
     """The same kill is answered in place, then by another node; the broken file is reported once, and outlives the flow."""
     stage.widen({f"node-{number}": f"rack-{number}" for number in range(4)})

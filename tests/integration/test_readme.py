@@ -88,6 +88,7 @@ loader = DataLoader(torch.ones(8, 4), batch_size=2)
 """What the README's lines for a training script take as given."""
 
 
+@pytest.mark.long
 def test_the_lines_for_a_training_script_run_without_an_agent(holdfast_home: Path, tmp_path: Path) -> None:
     """Under plain Python they train to the last step, save nothing and need nobody."""
     lines = block("python", "import holdfast").replace("10_000", "10")

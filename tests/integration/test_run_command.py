@@ -130,9 +130,8 @@ def running(place: Place, job: str) -> None:
     wait_until(lambda: place.state(job) == "RUNNING", seconds=SECONDS, explain=place.log)
 
 
-@pytest.mark.parametrize(
-    "program", [pytest.param(["train.py"], id="script"), pytest.param(["-m", "package.train"], id="module", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("program", [["train.py"], ["-m", "package.train"]], ids=["script", "module"])
+@pytest.mark.long
 def test_a_script_sees_what_it_sees_under_torchrun(place: Place, program: list[str]) -> None:
     """The same options, and the script unchanged: the same arguments, variables, folder and module search path in each rank."""
     (place.folder / "package").mkdir()

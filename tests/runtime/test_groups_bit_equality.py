@@ -91,6 +91,7 @@ def test_interleaved_stages_lose_a_rank(job: Job, run_undisturbed: Callable[...,
     assert_undisturbed(flow, undisturbed_run)
 
 
+@pytest.mark.long
 def test_shards_without_a_copy_come_from_checkpoints(job: Job, run_undisturbed: Callable[..., Ended]) -> None:
     """Both ranks are lost in turn, before and after the backward pass: the other goes back to the checkpoint in its process.
 

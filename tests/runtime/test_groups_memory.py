@@ -44,9 +44,11 @@ def flip(path: Path, at: int = PAGE) -> None:
 
 
 PLACES = ["opening", "opened", "copying", "copied", "sealing", "sealed", "vote", "voted"]
+MORE_PLACES = {"opened", "copied", "sealed", "voted"}
+"""What comes right after a place that is tried too."""
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", [pytest.param(one, marks=pytest.mark.long if one in MORE_PLACES else ()) for one in PLACES])
 def test_a_rank_dies_anywhere_in_a_snapshot(job: Job, run_undisturbed: Callable[..., Ended], place: str) -> None:
     """Its shard has no copy: all go back to the newest step that is complete on every rank, at most one step."""
     undisturbed_run = run_undisturbed(*SHARDED, ranks=2, stride=1)

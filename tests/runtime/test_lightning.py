@@ -113,6 +113,7 @@ def test_misuse_is_refused_in_a_sentence(workers: Workers, tmp_path_factory: pyt
         assert "\n" not in result[name], result
 
 
+@pytest.mark.long
 def test_a_lightning_that_is_too_old_is_refused_in_a_sentence() -> None:
     """When the integration is imported; so is a Lightning that is missing."""
     old = (

@@ -22,6 +22,7 @@ from tests.slurm.slurm_server import SlurmServer
 from tests.waiting import wait_until
 
 
+@pytest.mark.long
 def test_agents_outlive_their_controller_have_no_secrets_and_end_with_their_allocation(
     slurm: SlurmServer, holdfast_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

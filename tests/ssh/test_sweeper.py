@@ -108,6 +108,7 @@ def test_a_jump_host_that_is_off_is_no_fault_of_a_node(site: Site) -> None:
     assert mentions(look.found.why, jump.address, f"port {jump.port}")
 
 
+@pytest.mark.long
 def test_a_jump_host_that_hangs_is_no_fault_of_a_node(site: Site) -> None:
     """It is connected and does not answer: after a node behind it was unreachable, it is checked before it is used again."""
     jump = site.node("jump")
