@@ -120,7 +120,7 @@ class SnapshotSource:
                 listed += answer.get("stored", [])
                 silent = answer.get("silent", silent)
             found = self.usable(listed, unusable)
-            if suffices(found):
+            if silent and suffices(found):  # planning costs time: only where somebody is left to ask
                 break
         return found
 
