@@ -36,9 +36,9 @@ _DECOMPRESSORS: Final[dict[bytes, Callable[[IO[bytes]], Decompressor]]] = {
 }
 """The formats that are decompressed here, by their first bytes."""
 _OTHER_FORMATS: Final[dict[bytes, tuple[str, str]]] = {
-    b"\x28\xb5\x2f\xfd": ("it is compressed with zstd", "Decompress it: `zstd -dc LOG | holdfast classify`"),
-    b"LPKSHHRH": ("it is a journal of systemd", "Print it: `journalctl --file LOG | holdfast classify`"),
-    b"PK\x03\x04": ("it is a zip archive", "Unpack it: `unzip -p LOG | holdfast classify`"),
+    b"\x28\xb5\x2f\xfd": ("it is compressed with zstd", "Decompress it: `zstd -dc LOG | holdfast faults find`"),
+    b"LPKSHHRH": ("it is a journal of systemd", "Print it: `journalctl --file LOG | holdfast faults find`"),
+    b"PK\x03\x04": ("it is a zip archive", "Unpack it: `unzip -p LOG | holdfast faults find`"),
 }
 """The formats that another program must convert first, by their first bytes: what it is, and how."""
 _UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)

@@ -1,4 +1,4 @@
-"""`holdfast faults ls` and `holdfast classify` as their users meet them."""
+"""`holdfast faults ls` and `holdfast faults find` as their users meet them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast notify`: what cannot be done is refused with the cure; that messages arrive is shown with a server in tests/integration."""
+"""`holdfast admin notify`: what cannot be done is refused with the cure. That messages arrive is shown in tests/integration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast classify`: which lines of a log are faults."""
+"""`holdfast faults find`: which lines of a log are faults."""
 
 from __future__ import annotations
 
