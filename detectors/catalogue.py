@@ -76,6 +76,11 @@ COMPONENTS: Final[dict[Area, tuple[str, ...]]] = {
 AREAS: Final[dict[str, Area]] = {component: area for area, components in COMPONENTS.items() for component in components}
 
 
+@lru_cache(maxsize=256)
+def _expression(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.ASCII)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultKind:
     """One kind of fault: what it is, how it is detected, and what to do."""
@@ -105,6 +110,10 @@ class FaultKind:
     def area(self) -> Area:
         """The area of its component."""
         return AREAS[self.component]
+
+    def proves(self, line: str) -> bool:
+        """Return whether *line*, in one of `logs`, can only mean this fault."""
+        return bool(self.certain) and _expression(self.certain).search(line) is not None
 
 
 CATALOGUE: Final[dict[str, FaultKind]] = {}
@@ -147,11 +156,6 @@ FaultKey = tuple[str, str | None, str]
 """Kind, node and signature of a fault."""
 
 
-@lru_cache(maxsize=256)
-def _expression(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern, re.ASCII)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """An occurrence of a fault kind on a rank, a node or the job."""
@@ -187,7 +191,7 @@ class Fault:
         """Whether its evidence suffices to take a node out: a measured value, or a line that can only mean this fault."""
         if not self.log:
             return True
-        return self.log in self.entry.logs and bool(self.entry.certain) and _expression(self.entry.certain).search(self.quote) is not None
+        return self.log in self.entry.logs and self.entry.proves(self.quote)
 
     @property
     def key(self) -> FaultKey:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from holdfast.detectors.catalogue import TAKES_NODE_OUT, WORKER_OUTPUT, Fault, FaultKey, RecommendedActions
+from holdfast.detectors.catalogue import TAKES_NODE_OUT, WORKER_OUTPUT, Fault, FaultKey, FaultKind, RecommendedActions
 from holdfast.detectors.causes import explained
 from holdfast.detectors.log_lines.heuristics import OTHERS
 
@@ -18,6 +18,11 @@ SURELY: Final = 0.5
 """How strongly one of the two signals has to explain the other, 0 to 1."""
 MOST: Final = 256
 """Maximum number of signals to compare with an unproven fault: the faults of ten thousand ranks are not compared pairwise."""
+
+
+def acts_alone(kind: FaultKind, text: str) -> bool:
+    """Return whether *text*, in a log whose writer can know of *kind*, takes a node out by itself."""
+    return kind.recommended_action in TAKES_NODE_OUT and kind.proves(text)
 
 
 def is_unproven(fault: Fault) -> bool:
@@ -67,5 +72,5 @@ def why_it_acts(fault: Fault, recommended_actions: RecommendedActions) -> str:
     if (signal := recommended_actions.confirmed.get(fault.key)) is not None:
         return f"confirmed by {signal}"
     if fault.log not in fault.entry.logs:
-        return "only shown: what writes to that log cannot know of it"
-    return "only shown: one line does not prove it, and nothing else on the node shows it"
+        return "no: what writes to that log cannot know of it"
+    return "no: one line does not prove it, and nothing else on the node shows it"

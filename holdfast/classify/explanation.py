@@ -55,7 +55,7 @@ def explain(text: str, log: str | None = None) -> Explanation:
     if takes_out:
         reason = why_it_acts(fault, CATALOGUE_ACTIONS)
     elif name in OTHERS:
-        reason = "only shown: its words suggest a failure, and no signature was written for it"
+        reason = "no: its words suggest a failure, and no signature was written for it"
     else:
         reason = f"no node is left for this kind; what it recommends ({kind.recommended_action}) applies where a rank has failed"
     return Explanation(

@@ -219,6 +219,7 @@ def test_a_log_line_that_does_not_prove_a_fault_degrades_a_node_and_no_more() ->
     """A port that nobody uses has no link, whoever says so; a line that can only mean a lost GPU condemns the node."""
     down = a_node(lines=("mlx5_core 0000:9a:00.0 eth0: Link down",))
     assert isinstance(down.network, NetworkReading)
+    assert isinstance(down.network.nics, tuple)
     unplugged = dataclasses.replace(down.network.nics[0], state="down", carrier=False)
     (said,) = story(down)
     (seen,) = story(dataclasses.replace(down, network=NetworkReading(nics=(unplugged,), ib_ports=())))

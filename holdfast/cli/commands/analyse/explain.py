@@ -33,7 +33,7 @@ def explain_line(line: str, *, log: str | None, as_json: bool) -> int:
     if entry is not None:
         facts += [
             ("taken to be from", found.log if found.log != SYSTEM_LOG else "the log of a service or a scheduler"),
-            ("acts", (f"yes ({entry.recommended_action}): " if found.acts else "no: ") + found.reason.removeprefix("only shown: ")),
+            ("acts", (f"yes ({entry.recommended_action}): " if found.acts else "no: ") + found.reason.removeprefix("no: ")),
             ("what to do", entry.action),
             ("reference", entry.reference),
         ]

@@ -1,4 +1,4 @@
-"""`holdfast admin notify`: where notifications go. Prefect's server sends them; another process talks to it, as its import takes seconds."""
+"""`holdfast admin notify`: where notifications go. Prefect's server sends them; another process talks to it, as imports take seconds."""
 
 from __future__ import annotations
 
