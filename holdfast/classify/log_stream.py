@@ -28,7 +28,7 @@ MAX_LINE: Final = 1 << 16
 _ESCAPES: Final = re.compile(rb"\x1b(?:\[[0-?]{0,64}[ -/]{0,16}[@-~]|\][^\x07\n\x1b]{0,4096}(?:\x07|\x1b\\)|[@-Z\\^_])")
 """Escape sequences of terminals: colours, cursor movements, titles. Each has an end and does not extend across the next one: else a line
 with many unfinished ones would take time quadratic in its length."""
-_TOO_LONG: Final = re.compile(rb"([^\n]{%d})[^\n]+" % MAX_LINE)
+_TOO_LONG: Final = re.compile(rb"(?m)^([^\n]{%d})[^\n]+" % MAX_LINE)
 _DECOMPRESSORS: Final[dict[bytes, Callable[[IO[bytes]], Decompressor]]] = {
     b"\x1f\x8b": lambda packed: gzip.GzipFile(fileobj=packed),
     b"BZh": bz2.BZ2File,
@@ -59,10 +59,21 @@ def blocks(read: Read) -> Iterator[bytes]:
             rest = (rest + chunk[:MAX_LINE])[:MAX_LINE]
             continue
         first = chunk.find(b"\n")
-        yield plain((rest + chunk[:first])[:MAX_LINE] + _TOO_LONG.sub(rb"\1", chunk[first:end]))
+        yield plain((rest + chunk[:first])[:MAX_LINE] + _cut(chunk[first:end]))
         rest = chunk[end:]
     if rest:
         yield plain(rest[:MAX_LINE] + b"\n")
+
+
+def _cut(lines: bytes) -> bytes:
+    """Return *lines* with at most `MAX_LINE` bytes each. Looking for a line that is too long costs a step for every `MAX_LINE` bytes."""
+    begin = 0
+    while begin + MAX_LINE < len(lines):
+        end = lines.rfind(b"\n", begin, begin + MAX_LINE)
+        if end < begin:
+            return _TOO_LONG.sub(rb"\1", lines)
+        begin = end + 1
+    return lines
 
 
 def plain(block: bytes) -> bytes:
