@@ -194,6 +194,13 @@ class Fault:
         return self.log in self.entry.logs and self.entry.proves(self.quote)
 
     @property
+    def needs_proof(self) -> bool:
+        """Whether it is a line that a healthy node may write, of a kind that takes a node out or is of interest beside other faults."""
+        action = self.entry.recommended_action
+        of_interest = action in TAKES_NODE_OUT or (action is RecommendedAction.MONITOR and self.log == KERNEL_LOG)
+        return of_interest and not self.is_proven
+
+    @property
     def key(self) -> FaultKey:
         """What equal reports of one fault have in common: kind, node and signature."""
         return self.kind, self.node, self.signature
@@ -228,10 +235,11 @@ class RecommendedActions:
         """Return the recommended action of *fault*: to monitor it where it would take a node out and is neither proven nor confirmed."""
         if (changed := self.changed.get(fault.kind)) is not None:
             return changed
-        action = fault.entry.recommended_action
-        if action in TAKES_NODE_OUT and not fault.is_proven and fault.key not in self.confirmed:
-            return RecommendedAction.MONITOR
-        return action
+        return RecommendedAction.MONITOR if self.only_shows(fault) else fault.entry.recommended_action
+
+    def only_shows(self, fault: Fault) -> bool:
+        """Return whether *fault* is only shown although its kind takes a node out: it is neither proven nor confirmed."""
+        return fault.kind not in self.changed and fault.needs_proof and fault.key not in self.confirmed
 
     def needs_action(self, fault: Fault) -> bool:
         """Return whether *fault* needs a reaction."""

@@ -31,6 +31,8 @@ _LONG_BEFORE: Final = 30.0
 """Seconds before the job stopped: an earlier fault that training survived is not the root cause of what it does not explain."""
 _STALE: Final = 0.4
 """Factor for such a candidate."""
+_UNPROVEN: Final = 0.1
+"""Factor for a log line that a healthy node may write and that nothing confirms (`holdfast.detectors.confirmation`)."""
 _WITNESS: Final = 0.04
 """Share that each further independent source adds, up to four."""
 _UNORDERED: Final = 0.7
@@ -73,6 +75,11 @@ class _Group:
     def needs_action(self) -> bool:
         """Return whether they need a reaction; otherwise they are a root cause only as far as they explain others."""
         return self.recommended_actions.needs_action(self.first)
+
+    @property
+    def only_shown(self) -> bool:
+        """Return whether they are a line that a healthy node may write, and nothing confirms it."""
+        return self.recommended_actions.only_shows(self.first)
 
     def sources(self) -> int:
         return len({fault.source for fault in self.faults if fault.source}) or 1
@@ -187,6 +194,8 @@ def _score(number: int, runners: list[_Group], groups: list[_Group], reach: list
     unmoved = [groups[other] for other in others if reach[number][other] == 0.0 and groups[other].needs_action]
     if any(begin <= other.first.at < me.first.at - _slack(other.first, me.first) for other in unmoved):
         score *= _LATER
+    if me.only_shown:
+        score *= _UNPROVEN
     acting = [other for other in others if groups[other].needs_action]
     if not me.needs_action and acting:
         score *= max(0.05, *(reach[number][other] for other in acting))

@@ -1,8 +1,9 @@
 """Which faults that one log line does not prove are confirmed by a second, independent signal.
 
 A line such as ``Link is down`` may be written on a healthy node: the port is unused, a cable was moved, a driver restarts a queue. It is
-shown, and it takes a node out only once something else on that node shows the same fault, or what follows from it: a measured value, the
-end or the hang of a rank, a line in another log. What follows from what is in `associations.toml`.
+shown, and it takes a node out only once something else on that node shows the same fault, or what follows from it and from nothing else that
+is known: a measured value, a lost peer, a hang, a failed write, a line in another log. That a worker ended is none of it: workers end for
+any reason. What follows from what is in `associations.toml`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from holdfast.detectors.catalogue import TAKES_NODE_OUT, WORKER_OUTPUT, Fault, FaultKey, FaultKind, RecommendedActions
+from holdfast.detectors.associations import Association, Scope, belongs, between, is_secondary
+from holdfast.detectors.catalogue import TAKES_NODE_OUT, WORKER_OUTPUT, Area, Fault, FaultKey, FaultKind, RecommendedActions
 from holdfast.detectors.causes import explained
 from holdfast.detectors.log_lines.heuristics import OTHERS
 
 SURELY: Final = 0.5
 """How strongly one of the two signals has to explain the other, 0 to 1."""
+NEAR: Final = 120.0
+"""Seconds that may lie between the two."""
+LASTING: Final = 86400.0
+"""Seconds from which on a rule is about a condition that lasts (a driver that does not match): then they may lie further apart."""
 MOST: Final = 256
 """Maximum number of signals to compare with an unproven fault: the faults of ten thousand ranks are not compared pairwise."""
 
@@ -25,40 +31,50 @@ def acts_alone(kind: FaultKind, text: str) -> bool:
     return kind.recommended_action in TAKES_NODE_OUT and kind.proves(text)
 
 
-def is_unproven(fault: Fault) -> bool:
-    """Return whether *fault* takes a node out once it is confirmed, and is not proven by itself."""
-    return fault.entry.recommended_action in TAKES_NODE_OUT and not fault.is_proven
-
-
 def confirmed(faults: Sequence[Fault]) -> dict[FaultKey, str]:
-    """Return the unproven ones of *faults* that others confirm, by their keys, each with the signal that confirms it."""
-    unproven = [fault for fault in faults if is_unproven(fault) and fault.log in fault.entry.logs]
+    """Return those of *faults* that need proof and get it from others, by their keys, each with the signal that confirms it."""
+    unproven = [fault for fault in faults if fault.needs_proof and fault.log in fault.entry.logs]
     found: dict[FaultKey, str] = {}
     for fault in unproven:
-        if fault.key in found:
-            continue
-        signal = next((other for other in _beside(fault, faults) if _confirms(other, fault)), None)
-        if signal is not None:
+        if fault.key not in found and (signal := _signal(fault, faults)) is not None:
             found[fault.key] = f"{signal.kind} ({signal.source})" if signal.source else signal.kind
     return found
 
 
-def _beside(fault: Fault, faults: Iterable[Fault]) -> list[Fault]:
-    """Return the other faults on the same node, at most `MOST`."""
-    return [other for other in faults if other is not fault and other.node == fault.node and other.node is not None][:MOST]
+def _signal(fault: Fault, faults: Sequence[Fault]) -> Fault | None:
+    """Return the first fault beside *fault*, on its node, that confirms it and that nothing else explains."""
+    beside = [other for other in faults if other is not fault and other.node == fault.node and other.node is not None][:MOST]
+    others = [one for one in faults if not one.needs_proof and one.kind not in OTHERS and not is_secondary(one.kind)][:MOST]
+    return next((other for other in beside if _confirms(other, fault) and not _has_cause(other, others)), None)
 
 
 def _confirms(other: Fault, fault: Fault) -> bool:
+    """Return whether *other* is independent of *fault* and shows the same, or what follows from it or leads to it, at about that time."""
     if other.kind in OTHERS or not _is_independent(other, fault):
         return False
-    return other.kind == fault.kind or max(explained(fault, other), explained(other, fault)) >= SURELY
+    if other.kind == fault.kind:
+        return True
+    if belongs(other.kind, "worker-end") or max(explained(fault, other), explained(other, fault)) < SURELY:
+        return False
+    rules = [rule for rule in (*between(fault.kind, other.kind), *between(other.kind, fault.kind)) if _is_specific(rule, fault)]
+    return any(rule.after >= LASTING for rule in rules) or (bool(rules) and abs(other.at - fault.at) <= NEAR)
+
+
+def _is_specific(rule: Association, fault: Fault) -> bool:
+    """Return whether *rule* is about the node of *fault*: what is felt anywhere (a lost peer, a hang) tells of a link, not of a disk."""
+    return rule.strength >= SURELY and (rule.scope not in {Scope.ANYWHERE, Scope.ELSEWHERE} or fault.entry.area is Area.NETWORK)
+
+
+def _has_cause(symptom: Fault, others: Iterable[Fault]) -> bool:
+    """Return whether another fault explains *symptom*: a peer that is lost because a rank was killed says nothing of a link."""
+    return any(cause is not symptom and explained(cause, symptom) >= SURELY for cause in others)
 
 
 def _is_independent(other: Fault, fault: Fault) -> bool:
-    """Return whether *other* is measured or from another log; what a rank prints and its own exit are one signal."""
+    """Return whether *other* is proven or from another log; what a rank prints and its own exit are one signal."""
     if fault.log == WORKER_OUTPUT and other.rank is not None and other.rank == fault.rank:
         return False
-    return other.log != fault.log
+    return other.is_proven or other.log != fault.log
 
 
 def why_it_acts(fault: Fault, recommended_actions: RecommendedActions) -> str:

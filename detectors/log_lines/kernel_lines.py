@@ -21,6 +21,8 @@ _PART: Final = re.compile(
     r"|eth\d+|en[opsx]\w+|ib\d+|ibs\w+|bond\d+|mlx5_\d+|CPU ?\d+)\b"
 )
 """Device names in kernel messages: PCI address, disk, link, adapter, processor."""
+_REMOVABLE: Final = re.compile(r"\b(?:sr|fd)\d+\b")
+"""Drives whose medium can be taken out: that it cannot be read is no fault of the node."""
 _NO_DISK: Final = re.compile(r"(?:loop|ram|zram|sr|fd)\d+\b")
 """Block devices that are no disks of the node: files, memory, removable media. Images of packages and of containers are mounted so."""
 
@@ -30,7 +32,7 @@ def finding_of(line: KernelLine) -> FaultFinding | None:
     xid = xids.xid_of(line.text)
     if xid is not None:
         return xids.finding(xid)
-    if found := storage.KERNEL_LINE.search(line.text):
+    if (found := storage.KERNEL_LINE.search(line.text)) and not _REMOVABLE.search(line.text):
         return FaultFinding(kind=storage.IO_ERRORS.id, part=next(filter(None, found.groups())), quote=line.text)
     name = logs.judge(line.text, words=line.level <= WARNING)
     if name is None:

@@ -64,6 +64,7 @@ def _arguments() -> argparse.Namespace:
     root = Path(os.environ.get(ROOT) or "/")
     parser.add_argument("--root", type=Path, default=root, help="the folder with the node's /proc and /sys, where that is not /")
     args = parser.parse_args()
+    args.kernel_log = Path(str(args.kernel_log).replace("{node}", args.node))  # nodes that share a machine, each with a log of its own
     args.directory = args.directory.absolute()
     return args
 

@@ -9,7 +9,7 @@ from holdfast.classify.classifier import classify_text
 from holdfast.detectors.all_kinds import CATALOGUE
 from holdfast.detectors.associations import between
 from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, KERNEL_LOG, LOGS, SYSTEM_LOG, TAKES_NODE_OUT, WORKER_OUTPUT, Area, Fault
-from holdfast.detectors.confirmation import SURELY, is_unproven, why_it_acts
+from holdfast.detectors.confirmation import SURELY, why_it_acts
 from holdfast.detectors.evidence import LogLine
 from holdfast.detectors.log_lines.classification import LONGEST
 from holdfast.detectors.log_lines.heuristics import OTHERS
@@ -105,7 +105,7 @@ def _changes(fault: Fault, *, acts: bool) -> list[str]:
         others = " or in ".join(_PLACES[log] for log in LOGS if log not in kind.logs)
         return [f"the same line in {others}: it would only be shown", f"a policy: `recommended_actions: {{{kind.id}: monitor}}`"]
     changes = []
-    if kind.certain and is_unproven(fault):
+    if kind.certain and fault.needs_proof:
         where = " or ".join(_PLACES[log] for log in kind.logs)
         changes.append(f"the line in {where}" + (f", if it also matches {kind.certain}" if kind.certain != ANY else ""))
     if fault.log in kind.logs or not kind.logs:

@@ -9,7 +9,7 @@ from typing import Final
 
 from holdfast.detectors.all_kinds import CATALOGUE
 from holdfast.detectors.catalogue import Fault, RecommendedAction
-from holdfast.detectors.confirmation import confirmed, is_unproven
+from holdfast.detectors.confirmation import confirmed
 from holdfast.detectors.evidence import NOT_REQUESTED, Unknown
 from holdfast.detectors.nodes.findings import THRESHOLDS
 from holdfast.detectors.nodes.health import judge
@@ -208,7 +208,7 @@ def _findings(probe: NodeProbe, faults: list[Fault], before: tuple[HealthFinding
             quote=fault.quote,
             since=old[fault.signature].since if fault.signature in old else probe.at,
             seen=probe.at,
-            unproven=is_unproven(fault) and fault.key not in signals,
+            unproven=fault.needs_proof and fault.key not in signals,
         )
         for fault in faults
     }

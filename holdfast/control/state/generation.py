@@ -47,7 +47,6 @@ from holdfast.control.agents.events import (
 )
 from holdfast.control.faults.rank_status import parse_rank_status
 from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, Fault, RecommendedAction, RecommendedActions
-from holdfast.detectors.confirmation import is_unproven
 from holdfast.detectors.evidence import (
     Evidence,
     GroupFailure,
@@ -242,7 +241,7 @@ class GenerationState:
         self.node_faults = [
             fault
             for fault in before.node_faults
-            if (recommended_actions.of(fault) in _LASTING or is_unproven(fault)) and fault.node in self.membership
+            if (recommended_actions.of(fault) in _LASTING or fault.needs_proof) and fault.node in self.membership
         ]
         if self.kept:
             self.step_before = before.step_before
