@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final, ParamSpec
 
 from holdfast.detectors.evidence import LogLine, Sample
@@ -41,6 +43,13 @@ TAKES_NODE_OUT: Final = frozenset({RecommendedAction.RESET_GPU, RecommendedActio
 """Recommended actions after which a node has no ranks."""
 
 
+KERNEL_LOG: Final = "kernel log"
+WORKER_OUTPUT: Final = "worker output"
+SYSTEM_LOG: Final = "log"
+"""The logs that lines come from: the node's kernel, a worker's output, and any other (a service's, a scheduler's)."""
+LOGS: Final = (KERNEL_LOG, WORKER_OUTPUT, SYSTEM_LOG)
+
+
 class Area(StrEnum):
     """Area of a fault kind, the coarsest grouping of the catalogue."""
 
@@ -67,6 +76,11 @@ COMPONENTS: Final[dict[Area, tuple[str, ...]]] = {
 AREAS: Final[dict[str, Area]] = {component: area for area, components in COMPONENTS.items() for component in components}
 
 
+@lru_cache(maxsize=256)
+def _expression(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.ASCII)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultKind:
     """One kind of fault: what it is, how it is detected, and what to do."""
@@ -87,11 +101,19 @@ class FaultKind:
     """Kinds that are easily confused with it, or often come with it."""
     in_logs: str = ""
     """For a kind that devices and logs both show: title, advice and sample line of the logs' definition."""
+    logs: tuple[str, ...] = ()
+    """Logs whose writers can know of it, of `LOGS`. A line of this kind in any other log is shown, and nothing is done because of it."""
+    certain: str = ""
+    """Expression for the lines that prove it by themselves; empty: a line takes a node out only with a second, independent signal."""
 
     @property
     def area(self) -> Area:
         """The area of its component."""
         return AREAS[self.component]
+
+    def proves(self, line: str) -> bool:
+        """Return whether *line*, in one of `logs`, can only mean this fault."""
+        return bool(self.certain) and _expression(self.certain).search(line) is not None
 
 
 CATALOGUE: Final[dict[str, FaultKind]] = {}
@@ -113,7 +135,7 @@ def register(entry: FaultKind) -> FaultKind:
         line = logged.unhealthy.evidence.text if isinstance(logged.unhealthy.evidence, LogLine) else ""
         confused_with = tuple(dict.fromkeys((*measured.confused_with, *logged.confused_with)))
         in_logs = f"{logged.title} ({logged.recommended_action}: {logged.action}): {line}"
-        entry = replace(measured, confused_with=confused_with, in_logs=in_logs)
+        entry = replace(measured, confused_with=confused_with, in_logs=in_logs, logs=logged.logs, certain=logged.certain)
     CATALOGUE[entry.id] = entry
     return entry
 
@@ -128,6 +150,10 @@ def _registering(make: Callable[P, FaultKind]) -> Callable[P, FaultKind]:
 
 fault_kind = _registering(FaultKind)
 """Define a fault kind: takes the fields of `FaultKind` and adds the kind to the catalogue."""
+
+
+FaultKey = tuple[str, str | None, str]
+"""Kind, node and signature of a fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +182,23 @@ class Fault:
         return CATALOGUE[self.kind]
 
     @property
+    def log(self) -> str:
+        """The log that it was read in, one of `LOGS`; empty where it was measured."""
+        return next((log for log in LOGS if self.source == log or self.source.startswith(f"{log} o")), "")
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether its evidence suffices to take a node out: a measured value, or a line that can only mean this fault."""
+        if not self.log:
+            return True
+        return self.log in self.entry.logs and self.entry.proves(self.quote)
+
+    @property
+    def key(self) -> FaultKey:
+        """What equal reports of one fault have in common: kind, node and signature."""
+        return self.kind, self.node, self.signature
+
+    @property
     def target(self) -> str:
         """The rank, node or job that it was seen on."""
         if self.rank is not None:
@@ -177,11 +220,18 @@ class RecommendedActions:
     """Recommended actions of faults: those of the catalogue, with the overrides of a policy."""
 
     changed: Mapping[str, RecommendedAction] = field(default_factory=dict)
-    """Fault kind to the action that overrides the catalogue's."""
+    """Fault kind to the action that overrides the catalogue's. Who sets one decides, whatever the evidence."""
+    confirmed: Mapping[FaultKey, str] = field(default_factory=dict)
+    """Faults that a log line alone does not prove, to the second signal that confirms them."""
 
     def of(self, fault: Fault) -> RecommendedAction:
-        """Return the recommended action of *fault*."""
-        return self.changed.get(fault.kind, fault.entry.recommended_action)
+        """Return the recommended action of *fault*: to monitor it where it would take a node out and is neither proven nor confirmed."""
+        if (changed := self.changed.get(fault.kind)) is not None:
+            return changed
+        action = fault.entry.recommended_action
+        if action in TAKES_NODE_OUT and not fault.is_proven and fault.key not in self.confirmed:
+            return RecommendedAction.MONITOR
+        return action
 
     def needs_action(self, fault: Fault) -> bool:
         """Return whether *fault* needs a reaction."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from holdfast.detectors.associations import ASSOCIATIONS, follows_step, script_rule, settle_rule
-from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, Attribution, Fault, RecommendedAction, RecommendedActions, fault_kind
+from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, Attribution, Fault, FaultKey, RecommendedAction, RecommendedActions, fault_kind
 from holdfast.detectors.causes import NEGLIGIBLE, Candidate, candidates, device_of, explained
+from holdfast.detectors.confirmation import confirmed
 from holdfast.detectors.correlation import inferred
 from holdfast.detectors.evidence import (
     AgentUnreachable,
@@ -149,6 +150,8 @@ class Diagnosis:
     """All hypotheses, the most likely first."""
     excused: tuple[Fault, ...] = ()
     """Faults that do not count against their node: caused by another one, or only printed by its workers."""
+    confirmed: Mapping[FaultKey, str] = field(default_factory=dict)
+    """Faults that one log line does not prove, to the second signal that confirms them (`holdfast.detectors.confirmation`)."""
 
     def against_nodes(self) -> tuple[Fault, ...]:
         """Return the faults that count against the nodes they were seen on."""
@@ -196,6 +199,8 @@ def diagnose(
     *places* maps the names of peers in faults (``rank 3``, a host, an address) to nodes.
     """
     all_faults = [*faults, *inferred(faults, past, members, places)]
+    signals = confirmed(all_faults)
+    recommended_actions = replace(recommended_actions, confirmed=signals)
     ranked = candidates(all_faults, recommended_actions)
     root = ranked[0].fault
     why = _at_once(root, all_faults, members) or _again(root, past, members)
@@ -203,7 +208,12 @@ def diagnose(
         others = tuple(fault for fault in all_faults if fault is not root)
         reason = f"{root.kind} of {root.place}: {root.quote}" + _summary(ranked[0], recommended_actions)
         return Diagnosis(
-            root=root, secondary_failures=others, reason=reason, candidates=tuple(ranked), excused=_excused(ranked[0], all_faults, members)
+            root=root,
+            secondary_failures=others,
+            reason=reason,
+            candidates=tuple(ranked),
+            excused=_excused(ranked[0], all_faults, members),
+            confirmed=signals,
         )
     reason = f"{root.quote}: {why}, so the script is at fault, not a node"
     user_error = replace(root, kind=USER_ERROR.id)
@@ -213,6 +223,7 @@ def diagnose(
         reason=reason,
         candidates=_with_script(user_error, why, ranked),
         excused=tuple(all_faults),
+        confirmed=signals,
     )
 
 

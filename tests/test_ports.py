@@ -32,6 +32,7 @@ def test_a_process_that_listens_on_a_port_differs_from_one_that_failed_to() -> N
     assert not listens(other.pid, port)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 def test_a_port_is_free_when_no_process_has_it_by_either_family() -> None:
     """Whoever listens later does so for both."""

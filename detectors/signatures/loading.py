@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.detectors.associations import usual_weight
-from holdfast.detectors.catalogue import AREAS, Attribution, FaultKind, RecommendedAction, register
+from holdfast.detectors.catalogue import AREAS, LOGS, Attribution, FaultKind, RecommendedAction, register
 from holdfast.detectors.evidence import LogLine, Sample
 
 HERE: Final = Path(__file__).parent
@@ -22,6 +22,8 @@ FILES: Final = (
 )  # fmt: skip
 """The tables in order of precedence: specific devices and libraries before general programs."""
 
+ANY: Final = "^"
+"""The expression of a kind that any of its lines proves (`certain = true`)."""
 REACH: Final = 1024
 """Maximum length that ``.*`` in an expression matches: unbounded, repeated beginnings cost quadratic time."""
 REACHES: Final = 256
@@ -29,12 +31,15 @@ REACHES: Final = 256
 _GAP: Final = re.compile(r"(?P<kept>\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\.(?P<times>[*+])", re.DOTALL)
 """An escape or a character set, to keep; or an unbounded repeated dot."""
 
-_SHARED: Final = frozenset(
-    {"component", "source", "reference", "recommended_action", "attributed_to", "action", "healthy", "confused_with", "weight"}
-)
+_SHARED: Final = frozenset({
+    "component", "source", "logs", "certain", "reference", "recommended_action", "attributed_to", "action", "healthy", "confused_with",
+    "weight",
+})  # fmt: skip
 _OF_FILE: Final = _SHARED | {"family", "quiet", "other", "clears"}
 _OF_KIND: Final = _SHARED | {"title", "match", "keys", "least", "unhealthy"}
-_NEEDED: Final = ("component", "source", "reference", "recommended_action", "attributed_to", "action", "healthy", "title", "unhealthy")
+_NEEDED: Final = (
+    "component", "source", "logs", "reference", "recommended_action", "attributed_to", "action", "healthy", "title", "unhealthy",
+)  # fmt: skip
 
 
 class BadSignature(ValueError):
@@ -125,6 +130,8 @@ def _kind(name: str, row: Mapping[str, Any], all_of_it: Mapping[str, Any], place
     """Return one fault kind for the catalogue."""
     _refuse_unknown(place, row, _OF_KIND)
     missing = [word for word in _NEEDED if not all_of_it.get(word)]
+    if unheard := [log for log in all_of_it.get("logs", ()) if log not in LOGS]:
+        raise BadSignature(place, f"is in unknown logs {', '.join(unheard)}", f"take some of {', '.join(LOGS)}")
     if missing:
         raise BadSignature(place, f"says nothing of {', '.join(missing)}", "add it here or at the head of the file")
     if not row.keys() & {"match", "keys"} and name != all_of_it.get("other"):
@@ -150,7 +157,14 @@ def _kind(name: str, row: Mapping[str, Any], all_of_it: Mapping[str, Any], place
         healthy=Sample(LogLine(text=all_of_it["healthy"])),
         weight=all_of_it.get("weight", usual_weight(name, all_of_it["component"], recommended_action, attributed_to)),
         confused_with=tuple(all_of_it.get("confused_with", ())),
+        logs=tuple(all_of_it["logs"]),
+        certain=_certain(all_of_it.get("certain", False)),
     )
+
+
+def _certain(value: bool | str) -> str:  # noqa: FBT001 (a value of the table)
+    """Return the expression for lines that prove a kind: any, if the table has `true`."""
+    return value if isinstance(value, str) else ANY if value else ""
 
 
 def _refuse_unknown(place: str, row: Mapping[str, Any], known: frozenset[str]) -> None:

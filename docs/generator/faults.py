@@ -105,7 +105,7 @@ def index_page() -> str:
         by_symptom[symptom_of(kind)].append(kind)
     parts = [
         "# Fault catalogue\n",
-        f"Holdfast knows {len(CATALOGUE)} kinds of faults. To find the kinds in a log, run `holdfast classify LOG`;",
+        f"Holdfast knows {len(CATALOGUE)} kinds of faults. To find the kinds in a log, run `holdfast faults find LOG`;",
         "`holdfast faults show KIND` prints an entry of this catalogue.\n",
         "- The *recommended action* is what a fault asks for. A [policy](../policy-file.md) decides what is done.",
         "- *Attributed to* is the part at fault: the GPU, the node, the network, storage, the process or your code.\n",

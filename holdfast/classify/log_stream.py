@@ -28,7 +28,7 @@ MAX_LINE: Final = 1 << 16
 _ESCAPES: Final = re.compile(rb"\x1b(?:\[[0-?]{0,64}[ -/]{0,16}[@-~]|\][^\x07\n\x1b]{0,4096}(?:\x07|\x1b\\)|[@-Z\\^_])")
 """Escape sequences of terminals: colours, cursor movements, titles. Each has an end and does not extend across the next one: else a line
 with many unfinished ones would take time quadratic in its length."""
-_TOO_LONG: Final = re.compile(rb"([^\n]{%d})[^\n]+" % MAX_LINE)
+_TOO_LONG: Final = re.compile(rb"(?m)^([^\n]{%d})[^\n]+" % MAX_LINE)
 _DECOMPRESSORS: Final[dict[bytes, Callable[[IO[bytes]], Decompressor]]] = {
     b"\x1f\x8b": lambda packed: gzip.GzipFile(fileobj=packed),
     b"BZh": bz2.BZ2File,
@@ -36,9 +36,9 @@ _DECOMPRESSORS: Final[dict[bytes, Callable[[IO[bytes]], Decompressor]]] = {
 }
 """The formats that are decompressed here, by their first bytes."""
 _OTHER_FORMATS: Final[dict[bytes, tuple[str, str]]] = {
-    b"\x28\xb5\x2f\xfd": ("it is compressed with zstd", "Decompress it: `zstd -dc LOG | holdfast classify`"),
-    b"LPKSHHRH": ("it is a journal of systemd", "Print it: `journalctl --file LOG | holdfast classify`"),
-    b"PK\x03\x04": ("it is a zip archive", "Unpack it: `unzip -p LOG | holdfast classify`"),
+    b"\x28\xb5\x2f\xfd": ("it is compressed with zstd", "Decompress it: `zstd -dc LOG | holdfast faults find`"),
+    b"LPKSHHRH": ("it is a journal of systemd", "Print it: `journalctl --file LOG | holdfast faults find`"),
+    b"PK\x03\x04": ("it is a zip archive", "Unpack it: `unzip -p LOG | holdfast faults find`"),
 }
 """The formats that another program must convert first, by their first bytes: what it is, and how."""
 _UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -59,10 +59,21 @@ def blocks(read: Read) -> Iterator[bytes]:
             rest = (rest + chunk[:MAX_LINE])[:MAX_LINE]
             continue
         first = chunk.find(b"\n")
-        yield plain((rest + chunk[:first])[:MAX_LINE] + _TOO_LONG.sub(rb"\1", chunk[first:end]))
+        yield plain((rest + chunk[:first])[:MAX_LINE] + _cut(chunk[first:end]))
         rest = chunk[end:]
     if rest:
         yield plain(rest[:MAX_LINE] + b"\n")
+
+
+def _cut(lines: bytes) -> bytes:
+    """Return *lines* with at most `MAX_LINE` bytes each. Looking for a line that is too long costs a step for every `MAX_LINE` bytes."""
+    begin = 0
+    while begin + MAX_LINE < len(lines):
+        end = lines.rfind(b"\n", begin, begin + MAX_LINE)
+        if end < begin:
+            return _TOO_LONG.sub(rb"\1", lines)
+        begin = end + 1
+    return lines
 
 
 def plain(block: bytes) -> bytes:

@@ -191,7 +191,7 @@ _KINDS: Final = (
         meaning="A notification for information: an incident that recovered, a job that completed",
         fields=_NOTIFICATION,
     ),
-    EventKind(name=TEST, about=ADDRESS, meaning="`holdfast notify test NAME`: goes to this address only", fields=_NOTIFICATION),
+    EventKind(name=TEST, about=ADDRESS, meaning="`holdfast admin notify test NAME`: goes to this address only", fields=_NOTIFICATION),
 )
 EVENTS: Final[Mapping[str, EventKind]] = {kind.name: kind for kind in _KINDS}
 """Event name to kind. Notifications about nodes only have the cluster as their resource."""

@@ -1,7 +1,7 @@
 """Addresses of notifications: a Prefect block and an automation for each, so that the server sends them even if a flow dies.
 
 ``python -m holdfast.prefect_client.notifications`` reads one command as JSON from standard input, as addresses contain secrets;
-`holdfast notify` runs it.
+`holdfast admin notify` runs it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _of_notifications(name: str, block: Block, block_id: UUID, *, everything: bo
     resources = [resource_id(JOB, "*"), resource_id(CLUSTER, "*"), resource_id(ADDRESS, name)]
     return AutomationCore(
         name=PREFIX + name,
-        description="Sends notifications of Holdfast. Made by `holdfast notify`.",
+        description="Sends notifications of Holdfast. Made by `holdfast admin notify`.",
         tags=[ADDRESS_TAG, *([after_tag(lost_after)] if lost_after else [])],
         trigger=EventTrigger(
             match=cast("Any", {"prefect.resource.id": resources}),
@@ -138,7 +138,7 @@ def test(name: str) -> dict[str, Any]:
         state="over",
         level=NotificationLevel.INFO,
         subject="[holdfast] test notification",
-        text=f"Requested with `holdfast notify test {name}` at {at}. Nothing is wrong.",
+        text=f"Requested with `holdfast admin notify test {name}` at {at}. Nothing is wrong.",
         host=events.host(),
     )
     if events.emit(TEST, events.Resource(role=ADDRESS, names=(name,)), **asdict(notification)) is None:

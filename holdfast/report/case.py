@@ -80,6 +80,8 @@ class Hypothesis:
     confidence: float
     """Confidence, 0 to 1."""
     attributed_to: str
+    proof: str
+    """What proves a fault that takes a node out, or why it is only shown; empty for other faults."""
     explains: str
     unexplained: str
     evidence: tuple[tuple[float, str, str], ...]
@@ -94,6 +96,7 @@ def hypotheses_of(diagnoses: Sequence[IncidentDiagnosis]) -> Iterator[Hypothesis
             target=str(one.get("target", "")),
             confidence=float(one.get("confidence") or 0.0),
             attributed_to=str(one.get("attributed_to", "")),
+            proof=str(one.get("proof") or ""),
             explains="; ".join(map(_symptom, one.get("explains") or ())),
             unexplained="; ".join(map(_symptom, one.get("unexplained") or ())),
             evidence=tuple((float(item["at"]), str(item["source"]), str(item["quote"])) for item in one.get("evidence") or ()),

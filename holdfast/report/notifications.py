@@ -1,6 +1,6 @@
 """Which notifications people get about a job: one per incident, never a storm.
 
-Pure: events and times in, notifications out. A Prefect automation (`holdfast notify`) decides where they are sent.
+Pure: events and times in, notifications out. A Prefect automation (`holdfast admin notify`) decides where they are sent.
 """
 
 from __future__ import annotations

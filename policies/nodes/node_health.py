@@ -9,6 +9,7 @@ from typing import Final
 
 from holdfast.detectors.all_kinds import CATALOGUE
 from holdfast.detectors.catalogue import Fault, RecommendedAction
+from holdfast.detectors.confirmation import confirmed, is_unproven
 from holdfast.detectors.evidence import NOT_REQUESTED, Unknown
 from holdfast.detectors.nodes.findings import THRESHOLDS
 from holdfast.detectors.nodes.health import judge
@@ -58,11 +59,15 @@ class HealthFinding:
     """Time of the last probe that showed it."""
     clean: int = 0
     """Consecutive probes without it."""
+    unproven: bool = False
+    """One line of a log that does not prove it, and nothing else on the node that shows it."""
 
     @property
     def recommended_action(self) -> RecommendedAction:
-        """Return its recommended action; a kind that this version does not know is monitored."""
-        return CATALOGUE[self.kind].recommended_action if self.kind in CATALOGUE else RecommendedAction.MONITOR
+        """Return its recommended action; an unproven one, and a kind that this version does not know, are monitored."""
+        if self.unproven or self.kind not in CATALOGUE:
+            return RecommendedAction.MONITOR
+        return CATALOGUE[self.kind].recommended_action
 
     @property
     def words(self) -> str:
@@ -195,7 +200,7 @@ def _assessment(
 
 def _findings(probe: NodeProbe, faults: list[Fault], before: tuple[HealthFinding, ...], *, incomplete: bool) -> tuple[HealthFinding, ...]:
     """Return the findings of the probe, and earlier ones that are not over yet."""
-    old = {one.part: one for one in before}
+    old, signals = {one.part: one for one in before}, confirmed(faults)
     now = {
         fault.signature: HealthFinding(
             kind=fault.kind,
@@ -203,6 +208,7 @@ def _findings(probe: NodeProbe, faults: list[Fault], before: tuple[HealthFinding
             quote=fault.quote,
             since=old[fault.signature].since if fault.signature in old else probe.at,
             seen=probe.at,
+            unproven=is_unproven(fault) and fault.key not in signals,
         )
         for fault in faults
     }

@@ -7,7 +7,7 @@ does not apply, or `Noted`: the case with a remark for the rules after it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -138,7 +138,7 @@ class Case:
     seated: frozenset[int] = frozenset()
     """Ranks in processes that the last attempt started and that have not finished a step yet."""
     recommended_actions: RecommendedActions = CATALOGUE_ACTIONS
-    """Recommended actions of faults under the job's policy."""
+    """Recommended actions of faults under the job's policy, with what confirms the diagnosed ones."""
     earlier: tuple[PastFault, ...] = ()
     """Past faults of the kinds seen now, oldest first, without those of this incident."""
     correlated: frozenset[str] = frozenset()
@@ -153,6 +153,10 @@ class Case:
     """Nodes that may be isolated nevertheless: approved, or the request expired."""
     kept: frozenset[str] = frozenset()
     """Nodes that a person keeps in service despite their faults."""
+
+    def __post_init__(self) -> None:
+        confirming = replace(self.recommended_actions, confirmed=self.diagnosis.confirmed)
+        object.__setattr__(self, "recommended_actions", confirming)  # whoever sets them: an unproven fault never acts unconfirmed
 
     @property
     def reason(self) -> str:

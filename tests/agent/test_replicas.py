@@ -240,6 +240,7 @@ def test_a_server_that_is_killed_in_the_middle_leaves_only_complete_replicas(mak
     writer.close()
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_in_the_middle_leaves_only_complete_replicas(make: MakeNode, tmp_path: Path) -> None:
     """At many places of its writing."""
     script = tmp_path / "worker.py"

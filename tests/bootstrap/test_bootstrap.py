@@ -200,6 +200,7 @@ def test_a_failed_installation_is_reported_with_a_cure(rack: Rack, holdfast: Com
         assert why in done.stderr
 
 
+@pytest.mark.long
 def test_programs_start_while_a_new_version_is_installed(rack: Rack) -> None:
     """A program that is started through the link never gets an incomplete environment."""
     cluster = cluster_of(rack.cluster(directory="hf"))

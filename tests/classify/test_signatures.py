@@ -66,6 +66,7 @@ def test_every_expression_can_be_used_and_every_table_is_read() -> None:
 HEAD = """
 component = "gpu"
 source = "kernel log"
+logs = ["kernel log"]
 reference = "https://example.org"
 recommended_action = "monitor"
 attributed_to = "gpu"

@@ -157,6 +157,7 @@ def test_the_output_fits_80_columns(here: Command, scene: Scene) -> None:
     assert any(mentions(line, "proven", "every rank", "step 11") for line in lines)
 
 
+@pytest.mark.long
 def test_on_a_terminal_it_fits_too(scene: Scene) -> None:
     """Lines of the table are cut at its edge."""
     with Terminal([*PROGRAM, "checkpoint", "ls", "gpt"], environment(), columns=60) as terminal:

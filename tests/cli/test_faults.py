@@ -1,4 +1,4 @@
-"""`holdfast faults ls` and `holdfast classify` as their users meet them."""
+"""`holdfast faults ls` and `holdfast faults find` as their users meet them."""
 
 from __future__ import annotations
 
@@ -108,12 +108,16 @@ def test_classify_reads_a_file_and_standard_input(holdfast_home: Path, tmp_path:
     """Faults on the output, the sum on the error output; 0 whatever was found."""
     log = tmp_path / "train.log"
     log.write_text(f"step 1\n{OFF_BUS}\n")
-    for arguments, text in ((("classify", str(log)), ""), (("classify", "-"), log.read_text()), (("classify",), log.read_text())):
+    for arguments, text in (
+        (("faults", "find", str(log)), ""),
+        (("faults", "find", "-"), log.read_text()),
+        (("faults", "find"), log.read_text()),
+    ):
         done = subprocess.run([*PROGRAM, *arguments], env=environment(), input=text, capture_output=True, text=True, check=True)
         (line,) = done.stdout.splitlines()
         assert mentions(line, "2", "gpu-off-bus", "evict", "gpu", OFF_BUS)
         assert "2 lines, 1 fault" in done.stderr
-    done = subprocess.run([*PROGRAM, "classify", "--json", str(log)], env=environment(), capture_output=True, text=True, check=True)
+    done = subprocess.run([*PROGRAM, "faults", "find", "--json", str(log)], env=environment(), capture_output=True, text=True, check=True)
     assert [json.loads(line)["classification"] for line in done.stdout.splitlines()] == ["benign", "fault"]
     assert list((holdfast_home / "cache").glob("*.hyperscan"))
 
@@ -123,7 +127,7 @@ def test_a_closed_input_or_output_is_no_accident(holdfast_home: Path, tmp_path: 
     """Daemons start programs that way. A closed output gets nothing, and a closed input is named."""
     (tmp_path / "said").write_text(f"hello\n{OFF_BUS}\n")
     source = closed if "<" in closed else f"{closed} < {tmp_path / 'said'}"
-    command = f"{shlex.join(PROGRAM)} classify - {source}"
+    command = f"{shlex.join(PROGRAM)} faults find - {source}"
     done = subprocess.run(["bash", "-c", command], env=environment(), capture_output=True, text=True, check=False, timeout=60)
     assert "Traceback" not in done.stderr
     assert done.returncode == (2 if "<" in closed else 0), done.stderr
@@ -133,7 +137,7 @@ def test_a_closed_input_or_output_is_no_accident(holdfast_home: Path, tmp_path: 
 def test_a_log_that_cannot_be_read_is_named_with_the_cure(here: Command, tmp_path: Path) -> None:
     """A missing file, and a folder."""
     for path, cure in ((tmp_path / "no.log", "Check the path"), (tmp_path, "Name a file in it")):
-        done = here("classify", str(path))
+        done = here("faults", "find", str(path))
         assert done.returncode == 2
         assert str(path) in done.stderr
         assert "cannot be read" in done.stderr

@@ -99,7 +99,7 @@ def options_of(command: click.Command) -> dict[str, click.Option]:
         ("node cordon gpu[1-4] --because x", "--because"),
         ("incidents gpt --json", None),
         ("incidents show 3 --jobs x", "--jobs"),
-        ("notify add oncall - < address", None),
+        ("admin notify add oncall - < address", None),
         ("{verb} JOB", None),
         ("run --nnodes 2 train.py --lr 3", None),
         ("run --nodes 2 train.py --lr 3", "--nodes"),

@@ -1,4 +1,4 @@
-"""`holdfast notify`: what cannot be done is refused with the cure; that messages arrive is shown with a server in tests/integration."""
+"""`holdfast admin notify`: what cannot be done is refused with the cure. That messages arrive is shown in tests/integration."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_an_impossible_notification_is_refused_with_the_cure(
 ) -> None:
     """Before any request to a server."""
     monkeypatch.setenv("PREFECT_HOME", "/nowhere")
-    refused = here("notify", *words)
+    refused = here("admin", "notify", *words)
     assert refused.returncode == 2
     assert why in refused.stderr
 
@@ -38,7 +38,7 @@ def test_an_impossible_notification_is_refused_with_the_cure(
 def test_a_server_that_is_away_is_named(here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what to check."""
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    refused = here("notify", "ls")
+    refused = here("admin", "notify", "ls")
     assert refused.returncode == 2
     assert "Check PREFECT_API_URL" in refused.stderr
 

@@ -238,6 +238,7 @@ def test_output_of_a_login_shell_is_skipped(tmp_path: Path) -> None:
     endless.reap()
 
 
+@pytest.mark.long
 def test_a_program_without_a_greeting_is_a_lost_node(tmp_path: Path) -> None:
     """In time, and its pipe is closed."""
     transport = ChildTransport([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -72,6 +72,7 @@ def test_a_decision_has_the_file_checked(opened: Open, tmp_path: Path) -> None:
     wait_until(lambda: watched.present.budget.max_restarts_in_place == 21, seconds=60)
 
 
+@pytest.mark.long
 def test_a_bad_policy_file_is_reported_once_and_changes_nothing(opened: Open, tmp_path: Path) -> None:
     """Until it is usable again."""
     watched, file = opened("max_restarts_in_place: 1\n"), tmp_path / "mine.yaml"

@@ -135,6 +135,7 @@ def spoiled(draw: some.DrawFn, whole: Any) -> Any:
     return reply
 
 
+@pytest.mark.long
 @SOCKETS
 @given(
     reply=some.sampled_from(sorted(HONEST)).flatmap(

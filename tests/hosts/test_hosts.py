@@ -80,6 +80,7 @@ def test_a_host_has_a_kernel_log_of_its_own(rack: Rack) -> None:
     assert output_of(rack, rack[1], "cat", "/dev/kmsg") == ""
 
 
+@pytest.mark.long
 def test_a_host_can_be_cut_off_from_some_and_in_one_direction(rack: Rack) -> None:
     """From the orchestrator, from its peers, from one of them, from all; what is mended goes again."""
     host, peer, other = rack
@@ -123,6 +124,7 @@ def test_a_host_without_power_says_nothing_and_comes_back_empty(rack: Rack) -> N
         assert output_of(rack, host, "ls /dev/shm; hostname") == "n2"
 
 
+@pytest.mark.long
 def test_links_can_be_slow_lossy_and_reset(rack: Rack) -> None:
     """Delay, rate and loss are measured by what comes through, a reset by what the connection sees."""
     host = rack[0]

@@ -33,7 +33,7 @@ def test_what_nothing_knows_is_kept_with_its_context_and_a_sick_node_is_left(sta
     wait_until(lambda: any(one.node == "node-0" for one in faults(play, "gpu-memory-double-bit")), seconds=60, explain=play.log)
     seen = next(one for one in faults(play, "gpu-memory-double-bit") if one.node == "node-0")
     assert (seen.recommended_action, seen.evidence["source"], seen.incident_id) == ("reset-gpu", "kernel log on node-0", None)
-    assert any("double bit error" in one.text for one in queries.job_events(stage.history, play.job.id))
+    wait_until(lambda: "double bit error" in texts(play), seconds=30, explain=play.log)  # its event is a row, and a commit, of its own
     assert (play.state(), len(play.incidents())) == ("RUNNING", 1), "nobody acts on a node while steps advance through it"
     play.chaos.signal(0, signal.SIGKILL)
     wait_until(lambda: play.saw(2) and play.incidents()[1].outcome, seconds=40, explain=play.log)
@@ -60,6 +60,11 @@ def test_what_nothing_knows_is_kept_with_its_context_and_a_sick_node_is_left(sta
     (one,) = json.loads(listed.stdout)
     assert (one["kind"], one["times"], one["nodes"]) == ("unknown", 1, ["node-0"])
     assert "flux capacitor N out of phase" in one["shape"]
+
+
+def texts(play: Play) -> str:
+    """Return the texts of the events on record, a line each."""
+    return "\n".join(one.text for one in queries.job_events(play.stage.history, play.job.id))
 
 
 def faults(play: Play, kind: str) -> list[FaultRecord]:

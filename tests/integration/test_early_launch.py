@@ -64,7 +64,7 @@ def test_ranks_run_before_prefect_does_and_the_death_of_the_flow_ends_them(silen
     assert child.returncode != 0, said
 
 
-@pytest.mark.parametrize(("by", "status"), [("command", 3), ("ctrl-c", 130)])
+@pytest.mark.parametrize(("by", "status"), [pytest.param("command", 3, marks=pytest.mark.long), ("ctrl-c", 130)])
 def test_a_job_is_stopped_while_its_launcher_controls_it(silent: Place, by: str, status: int) -> None:
     """By a command in another terminal, or by Ctrl-C in its own."""
     child = silent.start("run", silent.job(by, NAP))

@@ -88,8 +88,8 @@ def mailbox(prefect_server: PrefectServer) -> Iterator[Mailbox]:
 
 
 def notify(server: PrefectServer, *words: str, stdin: str = "") -> str:
-    """Run `holdfast notify`; return what it said."""
-    command = [sys.executable, "-m", "holdfast", "notify", *words]
+    """Run `holdfast admin notify`; return what it said."""
+    command = [sys.executable, "-m", "holdfast", "admin", "notify", *words]
     done = subprocess.run(command, env=server.environment, input=stdin, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

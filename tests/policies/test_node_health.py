@@ -213,3 +213,17 @@ def test_a_node_that_is_only_busy_is_not_degraded() -> None:
     (assessment,) = story(dataclasses.replace(WELL, host=dataclasses.replace(WELL.host, load_5m=90.0)))
     assert [one.kind for one in assessment.findings] == ["host-overloaded"]
     assert assessment.status == "healthy"
+
+
+def test_a_log_line_that_does_not_prove_a_fault_degrades_a_node_and_no_more() -> None:
+    """A port that nobody uses has no link, whoever says so; a line that can only mean a lost GPU condemns the node."""
+    down = a_node(lines=("mlx5_core 0000:9a:00.0 eth0: Link down",))
+    assert isinstance(down.network, NetworkReading)
+    assert isinstance(down.network.nics, tuple)
+    unplugged = dataclasses.replace(down.network.nics[0], state="down", carrier=False)
+    (said,) = story(down)
+    (seen,) = story(dataclasses.replace(down, network=NetworkReading(nics=(unplugged,), ib_ports=())))
+    (proven,) = story(a_node(lines=(FATAL,)))
+    assert [(one.status, one.is_bad) for one in (said, seen)] == [(NodeHealthState.DEGRADED, False)] * 2
+    assert [one.unproven for one in said.findings] == [True]
+    assert (proven.status, proven.findings[0].unproven) == (NodeHealthState.UNHEALTHY, False)

@@ -45,7 +45,9 @@ def test_recorded_schedules_are_recognised(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+@pytest.mark.parametrize(
+    "schedule", [pytest.param("gpipe", marks=pytest.mark.long), "1f1b", pytest.param("interleaved", marks=pytest.mark.long)]
+)
 def test_a_live_pipeline_is_recognised(schedule: str) -> None:
     """Two processes over gloo, with the torch that is installed."""
     operations = operations_of(schedule, 2, 4)

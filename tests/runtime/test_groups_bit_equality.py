@@ -83,6 +83,7 @@ def test_both_stages_lose_a_rank_and_a_third_one_migrates(job: Job, run_undistur
     assert len(flow.of("regrouped")) == 2 * flow.ranks
 
 
+@pytest.mark.long
 def test_interleaved_stages_lose_a_rank(job: Job, run_undisturbed: Callable[..., Ended]) -> None:
     """Every rank has two stages, and one dies between them: its replacement has both."""
     undisturbed_run = run_undisturbed(*INTERLEAVED)
@@ -107,6 +108,7 @@ def test_shards_without_a_copy_come_from_checkpoints(job: Job, run_undisturbed: 
     assert_undisturbed(flow, undisturbed_run)
 
 
+@pytest.mark.long
 def test_a_replicated_shard_comes_from_its_living_copy(job: Job, run_undisturbed: Callable[..., Ended]) -> None:
     """Two shards on two ranks each, and no checkpoint anywhere; a hot spare that knows another shard takes over."""
     undisturbed_run = run_undisturbed(*REPLICATED)

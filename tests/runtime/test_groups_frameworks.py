@@ -26,7 +26,7 @@ def seen(flow: FlowDouble) -> dict[int, list[dict[str, Any]]]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("how", ["any", "again"])
+@pytest.mark.parametrize("how", ["any", pytest.param("again", marks=pytest.mark.long)])
 def test_after_each_of_four_recoveries_there_is_one_main_process(job: Job, how: str) -> None:
     """In Accelerate and in the Trainer, with hot spares that warmed up as rank 0; also where they break a promise of the script."""
     gates = [f"gate={step}" for step in STEPS]

@@ -44,8 +44,8 @@ def flip(path: Path, at: int = PAGE) -> None:
 
 
 PLACES = ["opening", "opened", "copying", "copied", "sealing", "sealed", "vote", "voted"]
-MORE_PLACES = {"opened", "copied", "sealed", "voted"}
-"""What comes right after a place that is tried too."""
+MORE_PLACES = {"opening", "opened", "copied", "sealed", "voted"}
+"""What comes right before or after a place that is tried too."""
 
 
 @pytest.mark.parametrize("place", [pytest.param(one, marks=pytest.mark.long if one in MORE_PLACES else ()) for one in PLACES])
@@ -80,6 +80,7 @@ def test_a_snapshot_with_a_flipped_bit_is_not_used(job: Job, run_undisturbed: Ca
     assert_undisturbed(flow, undisturbed_run)
 
 
+@pytest.mark.long
 def test_all_ranks_die_at_once(job: Job, run_undisturbed: Callable[..., Ended]) -> None:
     """No rank and no checkpoint is left: new processes continue from the memory of their nodes."""
     undisturbed_run = run_undisturbed(*PIPELINE)
@@ -95,6 +96,7 @@ def test_all_ranks_die_at_once(job: Job, run_undisturbed: Callable[..., Ended]) 
     assert not list((flow.folder / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.long
 def test_copies_of_a_stage_snapshot_half_of_it_each(job: Job, run_undisturbed: Callable[..., Ended]) -> None:
     """One node's memory has one half of both stages, the other one the rest; a restart joins them."""
     undisturbed_run = run_undisturbed(*INTERLEAVED)

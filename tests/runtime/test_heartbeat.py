@@ -60,6 +60,7 @@ holdfast.heartbeat(3)
     assert [one["step"] for one in agent.wait_for("beat", 2)] == [1, 3]
 
 
+@pytest.mark.long
 def test_a_session_in_the_same_process_reports_the_steps(agent: AgentDouble, tmp_path: Path) -> None:
     """Its heartbeats are ignored, with one warning: two counts of steps would contradict each other."""
     script = """

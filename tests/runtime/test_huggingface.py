@@ -117,6 +117,7 @@ def test_with_managed_groups_a_killed_rank_restarts_all(train: Train, undisturbe
         assert texts == {("managed-state", True)}
 
 
+@pytest.mark.long
 def test_fewer_ranks_start_anew_and_say_so(train: Train) -> None:
     """The Trainer has cached the number of ranks, so the one that is left is not used further: a new process counts epochs and batches."""
     flow = train(save=1, groups="managed", chaos=[fault(1, "begin", 5)])

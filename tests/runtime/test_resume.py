@@ -43,6 +43,7 @@ def test_a_resumed_run_gives_the_losses_of_an_undisturbed_one(ranks: Ranks, tmp_
         assert (second["model"], second["position"]) == (whole["model"], whole["position"])
 
 
+@pytest.mark.long
 def test_without_stabilize_ddp_a_restart_changes_the_last_bits(ranks: Ranks, tmp_path: Path) -> None:
     """DDP that sorts its buckets after the first step is the reason for `stabilize_ddp`; when this fails, torch has mended it."""
     undisturbed = ranks.run("train", 4, directory=tmp_path / "a", until=40, settle=False)[0]["losses"]
@@ -81,6 +82,7 @@ def test_moments_wider_than_weights_are_restored(ranks: Ranks, tmp_path: Path) -
     assert results["restored"] == results["saved"]
 
 
+@pytest.mark.long
 def test_training_that_is_done_stays_done(ranks: Ranks, tmp_path: Path) -> None:
     """Started once more, a finished run does no step and returns the same result."""
     first = ranks.run("train", 2, directory=tmp_path)

@@ -37,7 +37,7 @@ def job(folder: Path, nproc: str, nodes: int, **more: Any) -> TrainingJob:
     return TrainingJob.model_validate({**fields, "preflight": False, "checkpoint": {"directory": str(folder / "checkpoints")}, **more})
 
 
-@pytest.mark.parametrize(("gpus", "ranks"), [({"gpus": 2}, 2), ({}, len(os.sched_getaffinity(0)))])
+@pytest.mark.parametrize(("gpus", "ranks"), [({"gpus": 2}, 2), pytest.param({}, len(os.sched_getaffinity(0)), marks=pytest.mark.long)])
 def test_a_rank_for_each_gpu_of_the_allocation_and_for_each_cpu_without_any(
     cluster: Any, gpus: dict[str, int], ranks: int, tmp_path: Path
 ) -> None:

@@ -239,6 +239,7 @@ def test_a_server_that_hangs_times_out(site: Site) -> None:
     assert isinstance(sweeper.sweep(LONG)["hung"].found, NodeReading)
 
 
+@pytest.mark.long
 def test_a_connection_that_hangs_after_the_login_times_out(site: Site) -> None:
     """Its server is stopped between two probes; so is a new connection."""
     hung = site.node("hung")

@@ -88,14 +88,35 @@ def unknown_faults() -> None:
     """
 
 
-@command("analyse.classify.classify_log", "holdfast classify train.log", "dmesg | holdfast classify - --json")
+@command(
+    "analyse.classify.classify_log",
+    "holdfast faults find train.log",
+    "dmesg | holdfast faults find - --json",
+    group=faults,
+    name="find",
+)
 @click.argument("log", type=file_path, required=False)
-def classify() -> None:
+def find_faults() -> None:
     """Find the faults in a LOG.
 
     LOG is a file, or `-` (the default) for standard input: kernel, NCCL, torch, scheduler or application, also mixed. Prints
     the faults, and with `--json` one object for each line or traceback: line, classification, kind, attributed_to, recommended_action,
     action. Exit status 0: the log was read, with faults or without.
+    """
+
+
+@command(
+    "analyse.explain.explain_line",
+    'holdfast explain "NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus."',
+    "dmesg | tail -3 | holdfast explain -",
+)
+@click.argument("line")
+@click.option("--log", type=click.Choice(("kernel", "output", "other")), help="The log it is from. Default: where such lines are written.")
+def explain() -> None:
+    """Explain what is made of a log LINE.
+
+    Which signature matched, whether a node is left because of it and why, what to do, and what would change that. LINE is one
+    argument, in quotes; `-` reads it, or several lines that belong together, from standard input.
     """
 
 

@@ -28,8 +28,8 @@ HEADINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "Watch": ("ps", "status", "logs", "incidents"),
     "Nodes": ("node",),
     "Checkpoints": ("checkpoint",),
-    "Analyse": ("report", "cost", "faults", "classify", "policy"),
-    "Set up": ("demo", "notify", "admin"),
+    "Analyse": ("report", "cost", "faults", "explain", "policy"),
+    "Set up": ("demo", "admin"),
 }
 """The top-level commands under the headings of `holdfast --help`."""
 _COMMA: Final = re.compile(r",(?![^\[]*\])")

@@ -22,9 +22,20 @@ def demo() -> None:
     cls=Group,
     no_args_is_help=True,
     epilog=example(
-        "holdfast notify add ops https://ops.example.com/hook",
-        "holdfast notify add oncall - < address",
-        "holdfast notify test ops",
+        "holdfast admin metrics --serve 9464", "holdfast admin support-bundle gpt-small", 'eval "$(holdfast admin completion bash)"'
+    ),
+)
+def admin() -> None:
+    """Set up notifications, export metrics, collect diagnostics."""
+
+
+@admin.group(
+    cls=Group,
+    no_args_is_help=True,
+    epilog=example(
+        "holdfast admin notify add ops https://ops.example.com/hook",
+        "holdfast admin notify add oncall - < address",
+        "holdfast admin notify test ops",
     ),
 )
 def notify() -> None:
@@ -36,8 +47,8 @@ def notify() -> None:
 
 @command(
     "setup.notify.add",
-    "holdfast notify add ops https://ops.example.com/hook",
-    "holdfast notify add team https://hooks.slack.com/services/...",
+    "holdfast admin notify add ops https://ops.example.com/hook",
+    "holdfast admin notify add team https://hooks.slack.com/services/...",
     group=notify,
     name="add",
 )
@@ -61,32 +72,21 @@ def add_address() -> None:
     """
 
 
-@command("setup.notify.addresses", "holdfast notify ls", group=notify, name="ls")
+@command("setup.notify.addresses", "holdfast admin notify ls", group=notify, name="ls")
 def list_addresses() -> None:
     """List where notifications go."""
 
 
-@command("setup.notify.test", "holdfast notify test ops", group=notify, name="test")
+@command("setup.notify.test", "holdfast admin notify test ops", group=notify, name="test")
 @click.argument("name")
 def test_address() -> None:
     """Have the server send one notification to NAME."""
 
 
-@command("setup.notify.remove", "holdfast notify rm ops", group=notify, name="rm")
+@command("setup.notify.remove", "holdfast admin notify rm ops", group=notify, name="rm")
 @click.argument("name")
 def remove_address() -> None:
     """Send nothing more to NAME, and delete its address."""
-
-
-@app.group(
-    cls=Group,
-    no_args_is_help=True,
-    epilog=example(
-        "holdfast admin metrics --serve 9464", "holdfast admin support-bundle gpt-small", 'eval "$(holdfast admin completion bash)"'
-    ),
-)
-def admin() -> None:
-    """Export metrics, collect diagnostics, complete commands."""
 
 
 @command(

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from holdfast.control.faults import network
@@ -19,6 +20,7 @@ from holdfast.control.supervisor.controller import JobController
 from holdfast.detectors.associations import follows_step, is_secondary
 from holdfast.detectors.catalogue import CATALOGUE, CATALOGUE_ACTIONS, Fault, RecommendedAction, RecommendedActions
 from holdfast.detectors.causes import Candidate
+from holdfast.detectors.confirmation import why_it_acts
 from holdfast.detectors.diagnosis import Diagnosis, diagnose, evidence_wait_seconds, see, unexplained_faults
 from holdfast.detectors.evidence import AgentUnreachable, Unknown
 from holdfast.detectors.log_lines.classification import warm
@@ -83,7 +85,7 @@ def read_last_output(run: JobController) -> list[Fault]:
     if unread:
         run.log.record_event(
             f"the last output of {wording.plural(len(unread), 'rank')} ({wording.ranks(unread)}) was not read within {READ_SECONDS:g} s, "
-            f"for which a recovery waits. `holdfast logs {run.job.name}` shows it, `holdfast classify` reads it"
+            f"for which a recovery waits. `holdfast logs {run.job.name}` shows it, `holdfast faults find` reads it"
         )
     return found
 
@@ -114,6 +116,7 @@ def recovery_case(run: JobController, incident: IncidentInWork | None, diagnosis
     lost |= frozenset(incident.lost if incident is not None else ()) & set(generations.members)
     members = nodes_needed(state.membership, run.generations.ranks_per_node, lost)
     seen = (diagnosis.root, *diagnosis.secondary_failures)
+    actions = replace(run.recommended_actions, confirmed=diagnosis.confirmed)
     unneeded = tuple(node for node in generations.members if node not in lost.union(members))
     kinds, incident_id = {fault.kind for fault in seen}, incident.row.id if incident is not None else ""
     earlier = run.faults.history.of(kinds, but=run.faults.rows_of(seen), incident=incident_id)
@@ -127,7 +130,7 @@ def recovery_case(run: JobController, incident: IncidentInWork | None, diagnosis
         past=run.incidents.past(now),
         tried=tuple(incident.tried) if incident is not None else (),
         budget=run.policy.budget,
-        recommended_actions=run.recommended_actions,
+        recommended_actions=actions,
         earlier=without_repeats(earlier, state.unusable, run.cluster.kind),
         blocked_reason=(incident.blocked_reason if incident is not None else "") or generations.why_not_kept(),
         ranks={node: tuple(ranks) for node, ranks in state.membership.items()},
@@ -139,7 +142,7 @@ def recovery_case(run: JobController, incident: IncidentInWork | None, diagnosis
         seated=_replaced(run, incident),
         approval_possible=bool(run.nodes.approvals.seconds),
         approved=frozenset(incident.approved if incident is not None else ()),
-        kept=run.nodes.eligibility.kept(seen, run.recommended_actions),
+        kept=run.nodes.eligibility.kept(seen, actions),
     )
 
 
@@ -166,7 +169,7 @@ def row_of(
     diagnosis: Diagnosis, job: str, incident: str, recommended_actions: RecommendedActions = CATALOGUE_ACTIONS
 ) -> models.IncidentDiagnosis:
     """Return the diagnosis as a row of the history."""
-    root = diagnosis.root
+    root, recommended_actions = diagnosis.root, replace(recommended_actions, confirmed=diagnosis.confirmed)
     return models.IncidentDiagnosis(
         job_id=job,
         incident_id=incident,
@@ -184,6 +187,7 @@ def record(one: Candidate, recommended_actions: RecommendedActions = CATALOGUE_A
     fault = one.fault
     return {
         "kind": fault.kind,
+        "proof": why_it_acts(fault, recommended_actions),
         "target": fault.target,
         "node": fault.node,
         "rank": fault.rank,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final
 
 from holdfast.control.agents.connectivity import ConnectivityMonitor
@@ -18,7 +19,7 @@ from holdfast.control.state.generation import GenerationState, hang_limits
 from holdfast.control.state.generations import Generations
 from holdfast.control.state.incidents import Incidents
 from holdfast.control.state.job_log import JobLog
-from holdfast.detectors.catalogue import Fault, RecommendedActions
+from holdfast.detectors.catalogue import Fault, FaultKey, RecommendedActions
 from holdfast.detectors.evidence import HangLimits
 from holdfast.detectors.training.progress import NOT_ENDING
 from holdfast.history import models
@@ -34,6 +35,8 @@ SUSPECT_AFTER: Final = 4
 """Missed heartbeats of an agent from which on a stalled job may be stalled by that agent's node."""
 SILENT_AND_STALLED: Final = 8
 """Missed heartbeats that count as an agent's silence while the job is stalled: two signals that agree need less of each."""
+
+NOTHING: Final[Mapping[FaultKey, str]] = MappingProxyType({})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -194,13 +197,19 @@ class JobFaults:
         keep_newest(self.generations.state.node_faults, fault)
         self.record(fault, incident=self.incidents.current_id)
 
-    def record(self, fault: Fault, *, incident: str | None, root: bool = False) -> models.FaultRecord:
-        """Write a fault into the history, and return its row; one that is there already becomes the incident's."""
+    def record(
+        self, fault: Fault, *, incident: str | None, root: bool = False, confirmed: Mapping[FaultKey, str] = NOTHING
+    ) -> models.FaultRecord:
+        """Write a fault into the history, and return its row; one that is there already becomes the incident's.
+
+        *confirmed*: the faults that a second signal confirms (`Diagnosis.confirmed`).
+        """
+        action = replace(self.recommended_actions, confirmed=confirmed).of(fault)
         if id(fault) in self._rows:
             known = self._rows[id(fault)][1]
-            known.incident_id, known.root = incident, root
+            known.incident_id, known.root, known.recommended_action = incident, root, action
             self.history.remember([known])
-            self.log.recorder.amend(models.FaultRecord, known.id, incident_id=incident, root=root)
+            self.log.recorder.amend(models.FaultRecord, known.id, incident_id=incident, root=root, recommended_action=action)
             return known
         evidence = {name: getattr(fault, name) for name in ("quote", "signature", "detail", "device")}
         row = models.FaultRecord(
@@ -208,7 +217,7 @@ class JobFaults:
             incident_id=incident,
             at=fault.at,
             kind=fault.kind,
-            recommended_action=self.recommended_actions.of(fault),
+            recommended_action=action,
             target=fault.target,
             attributed_to=fault.entry.attributed_to,
             rank=fault.rank,

@@ -59,7 +59,8 @@ def open_incident(run: JobController, diagnosis: Diagnosis, detected: float, act
             kinds[fault.kind] += 1
             incident.faults.append(fault)
             if kinds[fault.kind] <= MAX_ALIKE or fault is root:
-                incident.fault_rows.append(run.faults.record(fault, incident=incident.row.id, root=fault is root))
+                recorded = run.faults.record(fault, incident=incident.row.id, root=fault is root, confirmed=diagnosis.confirmed)
+                incident.fault_rows.append(recorded)
     incident.diagnosis = diagnosis
     incident.diagnosis_row = row_of(diagnosis, run.job.id, incident.row.id, run.recommended_actions)
     run.recorder.add(incident.diagnosis_row)

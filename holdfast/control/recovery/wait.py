@@ -30,7 +30,7 @@ def wait_for_approval(run: JobController) -> Transition:
     incident, decision = decided(run)
     state = run.generations.state
     missing, spares = run.faults.missing_members().keys(), set(run.nodes.spares())
-    run.nodes.approvals.ask(LEAST, [_against(run, incident, node) for node in decision.drop], decision.reason, otherwise=ISOLATE)
+    run.nodes.approvals.ask(LEAST, [_against(incident, node) for node in decision.drop], decision.reason, otherwise=ISOLATE)
     while True:
         for answer in run.nodes.approvals.answers(LEAST):
             if answer.nodes.keys() == set(decision.drop):  # else the answer to a request that was withdrawn just then
@@ -46,10 +46,11 @@ def wait_for_approval(run: JobController) -> Transition:
         bring_up_free_nodes(run, missing=len(decision.drop))
 
 
-def _against(run: JobController, incident: IncidentInWork, node: str) -> NodeFault:
+def _against(incident: IncidentInWork, node: str) -> NodeFault:
     """Return the fault for which *node* would be isolated."""
-    found = isolating_fault([fault for fault in incident.faults if fault.node == node], run.recommended_actions)
     assert incident.decision is not None
+    assert incident.case is not None
+    found = isolating_fault([fault for fault in incident.faults if fault.node == node], incident.case.recommended_actions)
     reason = incident.decision.reason
     return found or NodeFault(node=node, severe=True, reason=reason, evidence=(reason,), seen=incident.row.detected_at)
 

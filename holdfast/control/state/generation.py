@@ -47,6 +47,7 @@ from holdfast.control.agents.events import (
 )
 from holdfast.control.faults.rank_status import parse_rank_status
 from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, Fault, RecommendedAction, RecommendedActions
+from holdfast.detectors.confirmation import is_unproven
 from holdfast.detectors.evidence import (
     Evidence,
     GroupFailure,
@@ -239,7 +240,9 @@ class GenerationState:
         """Copy what is known of the processes that are kept from the generation *before*."""
         self.longest_pause = before.longest_pause
         self.node_faults = [
-            fault for fault in before.node_faults if recommended_actions.of(fault) in _LASTING and fault.node in self.membership
+            fault
+            for fault in before.node_faults
+            if (recommended_actions.of(fault) in _LASTING or is_unproven(fault)) and fault.node in self.membership
         ]
         if self.kept:
             self.step_before = before.step_before

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -34,6 +35,7 @@ from holdfast.control.supervisor.leadership import Deposed, JobEnded, Leadership
 from holdfast.control.supervisor.reattach import reattach
 from holdfast.control.supervisor.requests import Requests
 from holdfast.detectors.catalogue import Fault
+from holdfast.detectors.confirmation import confirmed
 from holdfast.errors import HistoryError, HoldfastError, JobDetached, LeaseLost, WorldError
 from holdfast.history import History, Job, LeaseRenewer, Recorder, absorb, queries, this_host
 from holdfast.history.errors import wait_for_history
@@ -310,11 +312,13 @@ def _clear_unknown_nodes(run: JobController) -> None:
 def _isolating_faults(run: JobController) -> list[NodeFault]:
     """Return the faults that isolate nodes on which the job went on, or which could not be replaced: now they are idle."""
     case = run.incidents.current.case if run.incidents.current is not None else None
-    by_node: dict[str, list[Fault]] = {}
-    for fault in [*run.generations.state.node_faults, *(case.against_nodes() if case is not None else ())]:
-        if fault.node in run.generations.members and not run.nodes.eligibility.is_excused(fault, run.recommended_actions):
+    seen, by_node = run.generations.state.node_faults, dict[str, list[Fault]]()
+    signals = {**confirmed(seen), **(case.diagnosis.confirmed if case is not None else {})}
+    actions = replace(run.recommended_actions, confirmed=signals)
+    for fault in [*seen, *(case.against_nodes() if case is not None else ())]:
+        if fault.node in run.generations.members and not run.nodes.eligibility.is_excused(fault, actions):
             by_node.setdefault(str(fault.node), []).append(fault)
-    return [found for faults in by_node.values() if (found := isolating_fault(faults, run.recommended_actions)) is not None]
+    return [found for faults in by_node.values() if (found := isolating_fault(faults, actions)) is not None]
 
 
 def _note_end_without_steps(run: JobController) -> None:

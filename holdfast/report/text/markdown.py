@@ -145,6 +145,7 @@ def _explained(diagnoses: Sequence[IncidentDiagnosis], root: tuple[str, str]) ->
     yield "## How it was explained"
     yield f"**{wording.share(first.confidence)}** {plain(first.kind)} on {plain(wording.on_target(first.target))}"
     lines = [f"- {wording.moment(at)}, {plain(source)}: {plain(quote)}" for at, source, quote in first.evidence]
+    lines += [f"- acts: {plain(first.proof)}"] if first.proof else []
     lines += [f"- explains {plain(first.explains)}"] if first.explains else []
     lines += [f"- leaves unexplained {plain(first.unexplained)}"] if first.unexplained else []
     if lines:

@@ -1,4 +1,4 @@
-"""`holdfast classify`: which lines of a log are faults."""
+"""`holdfast faults find`: which lines of a log are faults."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from typing import IO, Final
 from holdfast.classify import Classification, Page, classify
 from holdfast.classify.log_stream import decoded
 from holdfast.cli.output import echo, hint
-from holdfast.detectors.catalogue import CATALOGUE
+from holdfast.detectors.catalogue import CATALOGUE, TAKES_NODE_OUT
+from holdfast.detectors.confirmation import acts_alone
 from holdfast.errors import NotReadable
 from holdfast.report.text.wording import count, plural, visible
 
 QUOTED: Final = 500
 """Characters of a line that a classification repeats."""
-_BENIGN: Final = ', "classification": "benign", "kind": null, "attributed_to": "none", "recommended_action": null, "action": null}\n'
+_BENIGN: Final = (
+    ', "classification": "benign", "kind": null, "attributed_to": "none", "recommended_action": null, "action": null, "acts": false}\n'
+)
 
 
 def classify_log(log: Path | None, *, as_json: bool) -> int:
@@ -78,7 +81,9 @@ def json_lines(page: Page) -> str:
 
 
 def _json_line(fault: Classification) -> str:
-    return f'{{"line": {fault.line}{_json_of_kind(fault.kind)}, "text": {encode_basestring_ascii(fault.text[:QUOTED])}}}\n'
+    acts = "true" if acts_alone(CATALOGUE[fault.kind], fault.text) else "false"
+    text = encode_basestring_ascii(fault.text[:QUOTED])
+    return f'{{"line": {fault.line}{_json_of_kind(fault.kind)}, "acts": {acts}, "text": {text}}}\n'
 
 
 @functools.cache
@@ -99,4 +104,7 @@ def _line(fault: Classification) -> str:
     entry = CATALOGUE[fault.kind]
     first, *more = visible(fault.text[:QUOTED]).splitlines() or [""]
     last = f" … {more[-1].strip()}" if more else ""
-    return f"{fault.line}: {fault.kind} ({entry.recommended_action}, attributed to {entry.attributed_to}): {first.strip()}{last}"
+    action = str(entry.recommended_action)
+    if entry.recommended_action in TAKES_NODE_OUT and not acts_alone(entry, fault.text):
+        action += " if confirmed"
+    return f"{fault.line}: {fault.kind} ({action}, attributed to {entry.attributed_to}): {first.strip()}{last}"

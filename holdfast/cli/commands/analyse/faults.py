@@ -11,7 +11,9 @@ from typing import Any
 from holdfast.cli.output import clock, echo, echo_facts, echo_json, echo_table, heading, hint
 from holdfast.detectors.all_kinds import by_place, words_of
 from holdfast.detectors.associations import ASSOCIATIONS, traits_of
-from holdfast.detectors.catalogue import AREAS, CATALOGUE, Area, Attribution, FaultKind, RecommendedAction
+from holdfast.detectors.catalogue import AREAS, CATALOGUE, TAKES_NODE_OUT, Area, Attribution, FaultKind, RecommendedAction
+from holdfast.detectors.evidence import LogLine
+from holdfast.detectors.signatures.loading import ANY
 from holdfast.errors import UnknownFault, UnknownOptionValue
 from holdfast.report.text.wording import plural
 from holdfast.spec.files import synonyms
@@ -82,6 +84,7 @@ def show_kind(kind: str, *, as_json: bool) -> int:
         ("component", f"{one.area}, {one.component}"),
         ("detected by", one.source),
         ("recommended", one.recommended_action),
+        *([("acts on", "\n".join(proofs(one)))] if one.recommended_action in TAKES_NODE_OUT else []),
         ("attributed to", one.attributed_to),
         ("what to do", one.action),
         ("unhealthy", words_of(one.unhealthy)),
@@ -94,6 +97,17 @@ def show_kind(kind: str, *, as_json: bool) -> int:
         facts.append(("often taken for", "\n".join(f"{other}: {CATALOGUE[other].title}" for other in one.confused_with)))
     echo_facts(facts)
     return 0
+
+
+def proofs(one: FaultKind) -> list[str]:
+    """Return what takes a node out because of a fault of this kind."""
+    measured = [] if isinstance(one.unhealthy.evidence, LogLine) else ["what is measured"]
+    logs = " or ".join(one.logs)
+    if not logs:
+        return measured
+    if not one.certain:
+        return [*measured, f"a line in the {logs}, with a second, independent signal on that node"]
+    return [*measured, f"a line in the {logs}" + (f" that matches {one.certain}" if one.certain != ANY else "")]
 
 
 def associated(name: str) -> dict[str, list[str]]:
@@ -114,6 +128,7 @@ def record(one: FaultKind) -> dict[str, Any]:
         "component": one.component,
         "source": one.source,
         "recommended_action": one.recommended_action,
+        "acts_on": proofs(one) if one.recommended_action in TAKES_NODE_OUT else [],
         "attributed_to": one.attributed_to,
         "action": one.action,
         "reference": one.reference,

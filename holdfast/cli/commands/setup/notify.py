@@ -1,4 +1,4 @@
-"""`holdfast notify`: where notifications go. Prefect's server sends them. Another process talks to it: Prefect takes seconds to import."""
+"""`holdfast admin notify`: where notifications go. Prefect's server sends them; another process talks to it, as imports take seconds."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def add(name: str, address: str, *, everything: bool, lost_after: float | None, 
         hint(f"Prefect has no block type for {scheme}://, so a Slack Webhook block keeps the address: it passes any on to Apprise.")
     if seconds:
         hint(f"An alert is sent when a job has had no controller for {duration(seconds)}.")
-    hint(f"`holdfast notify test {name}` sends a test notification.")
+    hint(f"`holdfast admin notify test {name}` sends a test notification.")
     return 0
 
 
@@ -91,7 +91,7 @@ def addresses(*, as_json: bool) -> int:
         echo_json(found)
     elif not found:
         echo("No address receives notifications.")
-        hint("`holdfast notify add ops https://ops.example.com/hook` adds one.")
+        hint("`holdfast admin notify add ops https://ops.example.com/hook` adds one.")
     else:
         rows = [
             (

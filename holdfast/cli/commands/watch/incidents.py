@@ -154,7 +154,7 @@ def _show_hypotheses(diagnoses: Sequence[IncidentDiagnosis]) -> None:
         echo(f"  {share(one.confidence):>6}  {one.kind} on {on_target(one.target)}{target}")
         for at, source, quote in one.evidence:
             echo(f"            {clock(at)}  {source}: {quote.splitlines()[0] if quote else NOTHING}")
-        for name, symptoms in (("explains", one.explains), ("leaves unexplained", one.unexplained)):
+        for name, symptoms in (("acts:", one.proof), ("explains", one.explains), ("leaves unexplained", one.unexplained)):
             if symptoms:
                 echo(f"            {name} {symptoms}")
 

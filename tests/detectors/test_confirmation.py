@@ -1,0 +1,111 @@
+"""When a fault acts: a measured value, a line that can only mean this fault, or a second, independent signal. Everything else is shown."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from holdfast.detectors.all_kinds import CATALOGUE
+from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, KERNEL_LOG, TAKES_NODE_OUT, Fault, RecommendedAction, RecommendedActions
+from holdfast.detectors.confirmation import confirmed, why_it_acts
+from holdfast.detectors.diagnosis import diagnose, see
+from holdfast.detectors.evidence import HangLimits, LogLine, WorkerException, WorkerExit
+from holdfast.policies.recovery.case import Case
+
+LINK = "mlx5_core 0000:9a:00.0 ens5f0np0: Link down"
+LOCKUP = "watchdog: BUG: soft lockup - CPU#9 stuck for 26s! [python:7712]"
+XID = "NVRM: Xid (PCI:0000:18:00): 79, pid=42, GPU has fallen off the bus."
+FROM_LOGS = [one for one in CATALOGUE.values() if one.recommended_action in TAKES_NODE_OUT and one.logs]
+CERTAIN = [one for one in FROM_LOGS if one.certain]
+
+
+def line(text: str, node: str = "n0", log: str = KERNEL_LOG, rank: int | None = None, at: float = 1.0) -> Fault:
+    """Return the fault that a line of a log is taken for."""
+    (fault,) = see([LogLine(text=text, at=at, node=node, log=log, rank=rank)], HangLimits())
+    return fault
+
+
+def crash(node: str = "n0", rank: int = 0, why: str = "Connection reset by peer") -> WorkerExit:
+    """Return the end of a worker whose peer is gone, or that failed by itself."""
+    return WorkerExit(
+        node=node, rank=rank, at=2.0, code=1, raised=WorkerException(type="RuntimeError", message=why, peer_lost="peer" in why)
+    )
+
+
+def leaving(*faults: Fault) -> tuple[str, ...]:
+    """Return the nodes that an incident with these faults takes out, where there are spares for all."""
+    return Case(now=3.0, diagnosis=diagnose(faults), members=("n0", "n1"), spares=("s0", "s1")).unfit
+
+
+def test_of_all_kinds_from_logs_only_those_that_say_so_act_on_one_line() -> None:
+    """Each of them is proven by its own sample; no other is, whatever its sample says."""
+    for kind in FROM_LOGS:
+        text = re.sub(r"^.*?: (?=[^:]*: )", "", kind.in_logs) if kind.in_logs else kind.unhealthy.evidence.text
+        fault = Fault(kind=kind.id, at=0.0, node="n0", quote=text, source="kernel log on n0")
+        acts = CATALOGUE_ACTIONS.of(fault) in TAKES_NODE_OUT
+        assert acts == (bool(kind.certain) and KERNEL_LOG in kind.logs), kind.id
+    assert 50 < len(CERTAIN) < 90
+    assert len(FROM_LOGS) > 200
+
+
+@pytest.mark.parametrize(
+    "text", [LINK, LOCKUP, "clocksource: timekeeping watchdog on CPU9: Marking clocksource 'tsc' as unstable because of skew"]
+)
+def test_a_line_that_a_healthy_node_may_write_takes_no_node_out(text: str) -> None:
+    """Neither alone, nor beside a failure that it does not explain."""
+    fault = line(text)
+    assert fault.entry.recommended_action in TAKES_NODE_OUT
+    assert CATALOGUE_ACTIONS.of(fault) is RecommendedAction.MONITOR
+    elsewhere = see([crash(node="n1", rank=1, why="shape mismatch")], HangLimits())
+    assert leaving(fault, *elsewhere) == ()
+
+
+def test_a_second_signal_confirms_it() -> None:
+    """The link of a node is down, and its rank has lost its peer: the node leaves, and the record says why."""
+    fault, lost = line(LINK), see([crash()], HangLimits())
+    assert leaving(fault, *lost) == ("n0",)
+    signals = confirmed([fault, *lost])
+    assert why_it_acts(fault, RecommendedActions(confirmed=signals)) == "confirmed by worker-peer-lost (exception report of rank 0)"
+
+
+def test_more_of_the_same_log_is_no_second_signal() -> None:
+    """A driver that writes ten lines has still only one thing to say."""
+    assert confirmed([line(LINK), line(LINK.replace("9a", "9b")), line(LOCKUP)]) == {}
+
+
+def test_what_a_rank_prints_about_its_node_is_shown() -> None:
+    """It may print anything: the same line in the kernel log acts, and the rank's own exit does not make it true."""
+    printed = line(XID, log="log", rank=0)
+    assert printed.source == "worker output of rank 0"
+    assert CATALOGUE_ACTIONS.of(printed) is RecommendedAction.MONITOR
+    assert confirmed([printed, *see([crash()], HangLimits())]) == {}
+    assert CATALOGUE_ACTIONS.of(line(XID)) is RecommendedAction.EVICT
+
+
+@pytest.mark.parametrize(
+    ("text", "acts"),
+    [
+        ("nvidia-nvswitch2: SXid (PCI:0000:87:00.0): 22003, Fatal, Link 18 Minion Halt", True),
+        ("nvidia-nvswitch2: SXid (PCI:0000:87:00.0): 22003, Non-fatal, Link 18 Minion Halt", False),
+        ("EDAC MC1: 1 UE memory read error on CPU_SrcID#1_MC#1_Chan#0_DIMM#1", True),
+        ("EDAC MC1: 0 UE memory read error on CPU_SrcID#1_MC#1_Chan#0_DIMM#1", False),
+        ("{2}[Hardware Error]: event severity: fatal", True),
+        ("{2}[Hardware Error]: event severity: recoverable", False),
+        ("mce: [Hardware Error]: CPU 61: Machine Check Exception: 5 Bank 1: bd80000000100134", True),
+        ("mce: [Hardware Error]: CPU 61: Machine Check Exception: 5 Bank 1: 9d80000000100134", False),
+        ("nvidia 0000:5d:00.0: Unable to change power state from D3cold to D0, device inaccessible", True),
+        ("snd_hda_intel 0000:5d:00.1: Unable to change power state from D3cold to D0, device inaccessible", False),
+    ],
+)
+def test_severity_count_and_device_in_the_line_decide(text: str, *, acts: bool) -> None:
+    """The bit that says that an error was not corrected, a count above zero, the words fatal and non-fatal, a device that ranks use."""
+    faults = see([LogLine(text=text, at=1.0, node="n0", log=KERNEL_LOG)], HangLimits())
+    assert any(CATALOGUE_ACTIONS.of(fault) in TAKES_NODE_OUT for fault in faults) == acts
+
+
+def test_who_sets_an_action_decides() -> None:
+    """A policy that names a kind asks for its action on any evidence."""
+    strict = RecommendedActions(changed={"link-down": RecommendedAction.EVICT})
+    assert strict.of(line(LINK)) is RecommendedAction.EVICT
+    assert why_it_acts(line(LINK), strict) == "the policy sets its action"
