@@ -62,7 +62,8 @@ def _confirms(other: Fault, fault: Fault) -> bool:
 
 def _is_specific(rule: Association, fault: Fault) -> bool:
     """Return whether *rule* is about the node of *fault*: what is felt anywhere (a lost peer, a hang) tells of a link, not of a disk."""
-    return rule.strength >= SURELY and (rule.scope not in {Scope.ANYWHERE, Scope.ELSEWHERE} or fault.entry.area is Area.NETWORK)
+    felt_anywhere = fault.entry.area is Area.NETWORK or fault.entry.component == "network file system"
+    return rule.strength >= SURELY and (felt_anywhere or rule.scope not in {Scope.ANYWHERE, Scope.ELSEWHERE})
 
 
 def _has_cause(symptom: Fault, others: Iterable[Fault]) -> bool:

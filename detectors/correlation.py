@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from holdfast.detectors.associations import ASSOCIATIONS, Accused, Family, Repeats, Shared, traits_of
-from holdfast.detectors.catalogue import CATALOGUE, Attribution, Fault, RecommendedAction, fault_kind
+from holdfast.detectors.catalogue import CATALOGUE, Attribution, Fault, FaultKey, RecommendedAction, fault_kind
 from holdfast.detectors.causes import device_in, device_of, peers_in
+from holdfast.detectors.confirmation import confirmed
 from holdfast.detectors.evidence import LogLine, Sample
 from holdfast.detectors.nodes.gpu_readings import Xid, XidEvent
 
@@ -92,8 +93,10 @@ BLAMED: Final = _define(
 
 def inferred(faults: Sequence[Fault], past: Iterable[PastFailure], members: int, places: Mapping[str, str]) -> Iterator[Fault]:
     """Yield the faults that follow from *faults* and the job's *past* failures; *members* is the number of nodes with ranks."""
+    signals = confirmed(faults)
     for shared in ASSOCIATIONS.shared:
-        yield from _shared(shared, _of(shared.of, faults), members)
+        seen = _of(shared.of, faults)
+        yield from _shared(shared, seen, members, signals if len(seen) < len(faults) else None)
     for repeats in ASSOCIATIONS.repeats:
         yield from _repeated(repeats, _of(repeats.of, faults), past)
     for accused in ASSOCIATIONS.accused:
@@ -106,14 +109,19 @@ def _of(family: Family, faults: Iterable[Fault]) -> list[Fault]:
     return sorted((fault for fault in faults if fault.kind in kinds), key=lambda fault: (fault.at, fault.node or ""))
 
 
-def _shared(rule: Shared, faults: list[Fault], members: int) -> Iterator[Fault]:
-    """Yield a fault of shared infrastructure: enough nodes have the fault within the window before the newest one."""
+def _shared(rule: Shared, faults: list[Fault], members: int, signals: Collection[FaultKey] | None) -> Iterator[Fault]:
+    """Yield a fault of shared infrastructure: enough nodes have the fault within the window before the newest one.
+
+    *signals*: what is confirmed by other faults; None if there are no others.
+    """
     if not faults:
         return
     within = [fault for fault in faults if fault.node and fault.at >= faults[-1].at - rule.window]
     nodes = sorted({fault.node for fault in within if fault.node})
     if len(nodes) < max(rule.nodes, rule.share * members):
         return
+    if signals is not None and all(fault.needs_proof and fault.key not in signals for fault in within):
+        return  # lines that healthy nodes may write, and what the ranks show has another cause
     span = within[-1].at - within[0].at
     quote = f"{within[0].kind} on {_few(nodes)} within {span:.1f} s: {within[0].quote}"[:500]
     yield Fault(kind=rule.kind, at=within[0].at, quote=quote, signature=rule.kind, source=_sources(within))
