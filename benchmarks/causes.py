@@ -4,8 +4,8 @@
 
 A DDP job of four ranks on four nodes with torch's own groups, so that every fault has secondary failures: the peers' collectives fail, and
 they exit. Each kind of fault is injected for real; faults of hardware, which this machine cannot have, are what the driver or the kernel
-writes about them into that node's kernel log, with what the rank on it does then (simulated; the rest is not). Before half of the faults a
-line that a healthy node may write stands in the kernel log of some node: no cause, and no reason to leave that node.
+writes about them into that node's kernel log, with what the rank on it does then (simulated; the rest is not). Before every
+fifth fault a line that a healthy node may write stands in the kernel log of some node: no cause, and no reason to leave that node.
 
 - ``detected``: seconds from the injection to the incident, by kind.
 - ``named``: share of the root causes that are right, in percent.
@@ -49,6 +49,8 @@ POLICY: Final = (
     "max_restarts_in_place: 100000\nmax_recoveries: 100000\nmax_recoveries_without_progress: 100\n"
     "recurring: {times: 0}\nflapping: {times: 0}\n"  # a hundred unrelated faults on four nodes are no pattern
 )
+NOISY: Final = 0.2
+"""Share of the faults before which a harmless line is written: with a fault every four seconds far more than any kernel writes."""
 NOISE: Final = (
     "mlx5_core 0000:9a:00.0 ens5f0np0: Link down",
     "clocksource: timekeeping watchdog on CPU9: Marking clocksource 'tsc' as unstable because the skew is too large:",
@@ -222,6 +224,7 @@ class Causes:
         job.until(lambda: job.chaos.step() > 0 and job.at_work(), "the first step", seconds=180)
         for number, kind in enumerate(self.order, 1):
             job.goes_on(QUIET, seconds=LONGEST)
+            job.until(self.spare_is_up, "a spare node", seconds=LONGEST)
             self.outcomes.append(one := self.inject(kind))
             print(f"{number}/{len(self.order)} {kind} on {one.node}: {'named' if one.right else 'NOT named'}, {one.root} on {one.on} "
                   f"({one.hypotheses[0][2]:.0%}) after {one.seconds:.2f} s", flush=True)  # fmt: skip
@@ -231,7 +234,7 @@ class Causes:
         """Inject a fault of *kind*, wait until it is over, and return its diagnosis."""
         job, what = self.job, INJECTIONS[kind]
         placed = job.chaos.ranks()[self.dice.randrange(RANKS)]
-        noise = self.make_noise() if self.dice.random() < 0.5 else ""  # noqa: PLR2004 (every other one)
+        noise = self.make_noise() if self.dice.random() < NOISY else ""
         known = {one.id for one in job.incidents()}
         if what.leaves:
             self.sick.add(placed.node)
@@ -273,6 +276,11 @@ class Causes:
         else:
             os.kill(pid, what.signal)
         return at
+
+    def spare_is_up(self) -> bool:
+        """Return whether there is a node with an agent and without ranks."""
+        up = {one.name for one in self.job.nodes.survey() if one.status == "up" and one.pid is not None}
+        return bool(up - {one.node for one in self.job.chaos.ranks().values()} - self.sick)
 
     def closed(self, incident: str) -> bool:
         """Return whether the incident is over."""

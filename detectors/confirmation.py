@@ -1,9 +1,9 @@
 """Which faults that one log line does not prove are confirmed by a second, independent signal.
 
 A line such as ``Link is down`` may be written on a healthy node: the port is unused, a cable was moved, a driver restarts a queue. It is
-shown, and it takes a node out only once something else on that node shows the same fault, or what follows from it and from nothing else that
-is known: a measured value, a lost peer, a hang, a failed write, a line in another log. That a worker ended is none of it: workers end for
-any reason. What follows from what is in `associations.toml`.
+shown, and it takes a node out only once something else on that node shows the same fault, or what follows from it and from nothing else
+that is known: a measured value, a lost peer, a hang, a failed write, a line in another log. That a worker ended is none of it: workers
+end for any reason. What follows from what is in `associations.toml`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.control.agents.pool import AgentPool
@@ -53,6 +53,8 @@ class SparePool:
     _reported: bool = True
     """That some are missing and none is free was reported; by the launch at first."""
     _kept_out: frozenset[str] = frozenset()
+    _added: set[str] = field(default_factory=set)
+    """Nodes that were added before: one that comes and goes is tried less and less often."""
     _thread: threading.Thread | None = None
     _closed: bool = False
     """No further node is to be started."""
@@ -97,6 +99,9 @@ class SparePool:
                     added += [node for node in batch if node not in failed]
                     self.preflight.finish()
                 self._record(added, failed)
+            if added and not failed and self._added.isdisjoint(added):  # new nodes are found: nothing has to be tried less often
+                self._delay = RETRY_DELAY
+            self._added.update(added)
         except (HoldfastError, OSError) as error:
             note(log, "spare-pool.failed", why=error)
 

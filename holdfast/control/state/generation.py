@@ -241,7 +241,8 @@ class GenerationState:
         self.node_faults = [
             fault
             for fault in before.node_faults
-            if (recommended_actions.of(fault) in _LASTING or fault.needs_proof) and fault.node in self.membership
+            if fault.node in self.membership
+            and (recommended_actions.of(fault) in _LASTING or (fault.needs_proof and fault.entry.recommended_action in _LASTING))
         ]
         if self.kept:
             self.step_before = before.step_before

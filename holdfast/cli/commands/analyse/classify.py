@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from holdfast.classify import Classification, Page, classify
+from holdfast.classify.events import Event, Events
 from holdfast.classify.log_stream import decoded
 from holdfast.cli.output import echo, hint
 from holdfast.detectors.catalogue import CATALOGUE, TAKES_NODE_OUT
@@ -49,19 +50,29 @@ def classify_log(log: Path | None, *, as_json: bool) -> int:
 def _classify(log: IO[bytes], name: str, *, as_json: bool) -> None:
     read: Callable[[int], bytes] = log.read1 if isinstance(log, io.BufferedReader) else log.read
     found: Counter[str] = Counter()
-    lines = 0
+    events, lines, number = Events(), 0, 0
+
+    def show(complete: Iterable[Event]) -> int:
+        shown = [_text(event) for event in complete]
+        for text in shown:
+            echo(text)
+        return len(shown)
+
     for page in classify(decoded(read, name)):
         lines += page.count
         found.update(fault.kind for fault in page.faults)
         if as_json:
             sys.stdout.write(json_lines(page))
         else:
-            for fault in page.faults:
-                echo(_line(fault))
+            number += show(events.feed(page.faults, lines))
         sys.stdout.flush()
     if as_json:
         return
-    hint(f"{count(lines)} lines, {plural(found.total(), 'fault')}" + (f" of {plural(len(found), 'kind')}:" if found else "."))
+    number += show(events.finish())
+    sys.stdout.flush()
+    of_kinds = f" of {plural(len(found), 'kind')}:" if found else "."
+    together = f" in {plural(number, 'event')}" if number < found.total() else ""
+    hint(f"{count(lines)} lines, {plural(found.total(), 'fault')}{together}{of_kinds}")
     for kind, times in found.most_common():
         hint(f"  {times:>7}  {kind}: {CATALOGUE[kind].title}")
     if found:
@@ -98,6 +109,15 @@ def _json_of_kind(kind: str) -> str:
         "action": entry.action,
     }
     return ", " + json.dumps(fields)[1:-1]
+
+
+def _text(event: Event) -> str:
+    """Return an event as one line: its first fault, and how many more lines are part of it."""
+    more = event.count - 1
+    if not more:
+        return _line(event.first)
+    others = ", ".join(kind for kind in event.kinds if kind != event.first.kind)
+    return f"{_line(event.first)} (and {plural(more, 'more line')} to {event.last}{f': {others}' if others else ''})"
 
 
 def _line(fault: Classification) -> str:
