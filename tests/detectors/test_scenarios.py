@@ -93,7 +93,7 @@ def test_competing_explanations_are_kept_with_their_weight(name: str) -> None:
     first, *others = diagnosis.candidates
     assert first.fault == diagnosis.root
     assert set(scene["competing"]) <= {one.fault.kind for one in others}
-    assert all(0.0 < one.confidence <= first.confidence for one in others)
+    assert all(0.0 <= one.confidence <= first.confidence for one in others)
     assert first.confidence + sum(one.confidence for one in others) <= 1.001
 
 
