@@ -120,7 +120,10 @@ def _of_file(path: Path, enter: Callable[[FaultKind], object]) -> Iterator[Signa
             place = f"{path.name}, [{name}]"
             enter(_kind(name, row, {**shared, **row}, place))
             yield from (Signature(pattern=one, place=place, kind=name, least=row.get("least", 1)) for one in row.get("match", ()))
-            keys |= dict.fromkeys(row.get("keys", ()), name)
+            for key in row.get("keys", ()):
+                if (owner := keys.setdefault(key, name)) != name or key in shared.get("quiet", ()):
+                    other = f"{owner}'s" if owner != name else "quiet"
+                    raise BadSignature(place, f"claims the key {key}, which is {other}", "leave it to one of them")
     if "family" in shared:
         quiet = frozenset(shared.get("quiet", ()))
         yield Signature(pattern=shared["family"], place=path.name, kind=shared.get("other"), keys=keys, quiet=quiet)
