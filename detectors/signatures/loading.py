@@ -16,8 +16,8 @@ from holdfast.detectors.evidence import LogLine, Sample
 
 HERE: Final = Path(__file__).parent
 FILES: Final = (
-    "innocent", "xid", "nvlink", "nvswitch", "nvidia", "gpu_health", "amd", "accelerators", "aer", "pcie", "memory", "cpu", "power",
-    "progress", "counters", "infiniband", "nccl", "pytorch", "cuda", "ethernet", "containers", "nvme", "disks", "file_systems",
+    "node_monitors", "innocent", "xid", "nvlink", "nvswitch", "nvidia", "gpu_health", "amd", "accelerators", "aer", "pcie", "memory", "cpu",
+    "power", "progress", "counters", "infiniband", "nccl", "pytorch", "cuda", "ethernet", "containers", "nvme", "disks", "file_systems",
     "network_fs", "kernel", "limits", "services", "schedulers", "data", "processes", "python",
 )  # fmt: skip
 """The tables in order of precedence: specific devices and libraries before general programs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import string
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ sre: Any = import_module("re._constants")
 GAPS: Final = (" ", " 0000:63:00.0 x: ", " 17 ", "")
 """What stands for a dot that is repeated."""
 PRINTABLE: Final = string.ascii_lowercase + string.digits + string.ascii_uppercase + " " + string.punctuation
-CLASSES: Final = {
+CLASSES: Final[dict[Any, Callable[[str], bool]]] = {
     sre.CATEGORY_DIGIT: str.isdigit,
     sre.CATEGORY_SPACE: str.isspace,
     sre.CATEGORY_WORD: lambda one: one.isalnum() or one == "_",
