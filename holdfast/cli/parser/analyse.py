@@ -68,6 +68,7 @@ def faults() -> None:
 @click.option("--component", metavar="NAME", help="Only kinds of this component, such as `nvlink`.")
 @click.option("--recommended-action", metavar="ACTION", help="Only kinds that recommend this, such as `evict`.")
 @click.option("--attributed-to", metavar="WHAT", help="Only kinds attributed to this, such as `gpu`.")
+@click.option("--acts", metavar="ON", help="Only kinds that take a node out on this: measured, line, second-signal or never.")
 def list_faults() -> None:
     """List the kinds that match all options."""
 
