@@ -106,6 +106,16 @@ def find_faults() -> None:
     """
 
 
+@command("analyse.hang.explain_hang", "holdfast faults hang /tmp/nccl_trace_rank_*", group=faults, name="hang")
+@click.argument("dumps", nargs=-1, required=True, type=file_path, metavar="DUMP...")
+def find_hang() -> None:
+    """Name the rank that blocks a hanging job.
+
+    Each DUMP is one rank's file of torch's flight recorder, a pickle or JSON, of a job of any launcher; its name ends with the
+    rank. Shows which rank did not arrive at which collective, or which ranks entered different ones. Nothing in a dump is run.
+    """
+
+
 @command(
     "analyse.explain.explain_line",
     'holdfast explain "NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus."',
