@@ -9,11 +9,13 @@ end for any reason. What follows from what is in `associations.toml`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from typing import Final
 
 from holdfast.detectors.associations import Association, Scope, belongs, between, is_secondary
 from holdfast.detectors.catalogue import TAKES_NODE_OUT, WORKER_OUTPUT, Area, Fault, FaultKey, FaultKind, RecommendedActions
 from holdfast.detectors.causes import explained
+from holdfast.detectors.evidence import LogLine
 from holdfast.detectors.log_lines.heuristics import OTHERS
 
 SURELY: Final = 0.5
@@ -24,6 +26,28 @@ LASTING: Final = 86400.0
 """Seconds from which on a rule is about a condition that lasts (a driver that does not match): then they may lie further apart."""
 MOST: Final = 256
 """Maximum number of signals to compare with an unproven fault: the faults of ten thousand ranks are not compared pairwise."""
+
+
+class ActsOn(StrEnum):
+    """What suffices to take a node out because of a kind of fault."""
+
+    MEASURED = "measured"
+    """A value that was measured."""
+    LINE = "line"
+    """One line of a log that proves it."""
+    SECOND_SIGNAL = "second-signal"
+    """A line of a log, with a second, independent signal."""
+    NEVER = "never"
+    """Nothing: the kind takes no node out."""
+
+
+def acts_on(kind: FaultKind) -> tuple[ActsOn, ...]:
+    """Return what suffices to take a node out because of *kind*; a kind that is measured may stand in logs too."""
+    if kind.recommended_action not in TAKES_NODE_OUT:
+        return (ActsOn.NEVER,)
+    measured = () if isinstance(kind.unhealthy.evidence, LogLine) else (ActsOn.MEASURED,)
+    logged = (ActsOn.LINE if kind.certain else ActsOn.SECOND_SIGNAL,) if kind.logs else ()
+    return measured + logged
 
 
 def acts_alone(kind: FaultKind, text: str) -> bool:

@@ -106,6 +106,7 @@ class PendingOperation:
     kind: str = ""
     """Data type of its first tensor."""
     seconds: float = 0.0
+    """How long ago it was started; infinite if that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,11 @@ from holdfast.detectors.evidence import HangLimits
 from holdfast.detectors.nodes.findings import FaultFinding
 from holdfast.detectors.nodes.gpu_readings import Xid, XidEvent
 
-_LINE: Final = re.compile(r"NVRM: (?:GPU at )?Xid \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]+)\): (?P<code>\d+)(?P<text>.*)")
+_LINE: Final = re.compile(r"NVRM: (?:GPU at )?Xid \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]+)(?: GPU-[CI:\d -]+)?\): (?P<code>\d+)(?P<text>.*)")
 
 
 def xid_of(text: str) -> Xid | None:
-    """Return the Xid in a line of the kernel log, which omits the PCI function (always 0)."""
+    """Return the Xid in a line of the kernel log, which omits the PCI function (always 0) and may name an instance of a divided GPU."""
     found = _LINE.search(text)
     if found is None:
         return None
@@ -34,9 +34,9 @@ def finding(xid: Xid) -> FaultFinding | None:
 
 UNUSABLE: Final = frozenset({
     "gpu-off-bus", "gpu-memory-double-bit", "gpu-memory-uncontained", "gpu-memory-unrecovered", "gpu-gsp-timeout", "gpu-gsp-crashed",
-    "gpu-controller-halted", "gpu-pmu-failure", "gpu-init-failed", "gpu-fatal-timeout",
+    "gpu-controller-halted", "gpu-init-failed", "gpu-fatal-timeout",
 })  # fmt: skip
-"""Kinds after which a GPU does no more work (Xids 79, 48, 95, 140, 119, 120, 62, 123, 143 and 158): a rank on it never reaches its next
+"""Kinds after which a GPU does no more work (Xids 79, 48, 95, 140, 119, 120, 62, 143 and 158): a rank on it never reaches its next
 collective, and its own timeout may be minutes away."""
 OTHER: Final = "gpu-xid-other"
 """The kind of Xids without a kind of their own."""

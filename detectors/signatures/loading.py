@@ -16,8 +16,8 @@ from holdfast.detectors.evidence import LogLine, Sample
 
 HERE: Final = Path(__file__).parent
 FILES: Final = (
-    "innocent", "xid", "nvlink", "nvswitch", "nvidia", "gpu_health", "amd", "accelerators", "aer", "pcie", "memory", "cpu", "power",
-    "progress", "counters", "infiniband", "nccl", "pytorch", "cuda", "ethernet", "containers", "nvme", "disks", "file_systems",
+    "node_monitors", "innocent", "xid", "nvlink", "nvswitch", "nvidia", "gpu_health", "amd", "accelerators", "aer", "pcie", "memory", "cpu",
+    "power", "progress", "counters", "infiniband", "nccl", "pytorch", "cuda", "ethernet", "containers", "nvme", "disks", "file_systems",
     "network_fs", "kernel", "limits", "services", "schedulers", "data", "processes", "python",
 )  # fmt: skip
 """The tables in order of precedence: specific devices and libraries before general programs."""
@@ -120,7 +120,10 @@ def _of_file(path: Path, enter: Callable[[FaultKind], object]) -> Iterator[Signa
             place = f"{path.name}, [{name}]"
             enter(_kind(name, row, {**shared, **row}, place))
             yield from (Signature(pattern=one, place=place, kind=name, least=row.get("least", 1)) for one in row.get("match", ()))
-            keys |= dict.fromkeys(row.get("keys", ()), name)
+            for key in row.get("keys", ()):
+                if (owner := keys.setdefault(key, name)) != name or key in shared.get("quiet", ()):
+                    other = f"{owner}'s" if owner != name else "quiet"
+                    raise BadSignature(place, f"claims the key {key}, which is {other}", "leave it to one of them")
     if "family" in shared:
         quiet = frozenset(shared.get("quiet", ()))
         yield Signature(pattern=shared["family"], place=path.name, kind=shared.get("other"), keys=keys, quiet=quiet)

@@ -7,6 +7,7 @@ network between them is stuck.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ from holdfast.detectors.evidence import GroupProgress, PendingOperation, Progres
 
 STUCK_SECONDS: Final = 1.0
 """Seconds after which an operation that all ranks have started is stuck (ours)."""
-_EVEN: Final = frozenset({"allreduce", "broadcast", "reduce", "all_gather_single", "reduce_scatter_single"})
-"""Operations with tensors of equal size on all ranks."""
+_EVEN: Final = frozenset({"allreduce", "all_reduce", "broadcast", "reduce", "all_gather_single", "reduce_scatter_single"})
+"""Operations with tensors of equal size on all ranks; the flight recorder writes `all_reduce`."""
 _LISTED: Final = 8
 """Maximum number of ranks to name."""
 
@@ -43,7 +44,7 @@ class HangFinding:
     rank: int | None
     quote: str
     seconds: float = 0.0
-    """How long all ranks concerned have been in their operations."""
+    """How long all ranks concerned have been in their operations; infinite if that is not known."""
 
 
 def explain(ranks: Mapping[int, RankProgress]) -> HangFinding | None:
@@ -113,7 +114,7 @@ def _absent(ranks: Mapping[int, RankProgress], statuses: Mapping[int, RankStatus
     same = [wait.rank for wait in mine if wait.words == first.words]
     also = sorted(first.missing & behind.keys() - {culprit})
     held = ranks[culprit]
-    quote = f"rank {culprit} on {held.node} did not arrive at {first.words} ({numbered(same)} {_verb(same)} since {first.seconds:.1f} s)"
+    quote = f"rank {culprit}{_on(held)} did not arrive at {first.words} ({numbered(same)} {_verb(same)}{_since(first.seconds)})"
     if also:
         quote += f", neither did {numbered(also)}"
     return HangFinding(kind="", rank=culprit, quote=f"{quote}; {_where(culprit, ranks)}")
@@ -175,7 +176,7 @@ def _held(statuses: Mapping[int, RankStatus]) -> HangFinding | None:
         group, work = next(iter(here.values()))
         seconds = min(work.seconds for _, work in here.values())
         if len(here) == len(group.ranks) and seconds >= STUCK_SECONDS:
-            quote = f"all {len(here)} ranks of group {name} are at {_sized(work)}, #{number}, since {seconds:.1f} s, and it does not finish"
+            quote = f"all {len(here)} ranks of group {name} are at {_sized(work)}, #{number}{_since(seconds, ',')}, and it does not finish"
             return HangFinding(kind=STUCK.id, rank=None, quote=quote, seconds=seconds)
     return None
 
@@ -191,9 +192,10 @@ def _by_stack(ranks: Mapping[int, RankProgress], statuses: Mapping[int, RankStat
     if not waiting or not odd:
         return None
     culprit = min(odd, key=lambda rank: (rank in statuses, ranks[rank].step, rank))
-    node = ranks[culprit].node
     also = f", neither does {numbered([rank for rank in odd if rank != culprit])}" if len(odd) > 1 else ""
-    quote = f"rank {culprit} on {node} does not wait for other ranks{also}, while {numbered(waiting)} {_verb(waiting)} for others"
+    quote = (
+        f"rank {culprit}{_on(ranks[culprit])} does not wait for other ranks{also}, while {numbered(waiting)} {_verb(waiting)} for others"
+    )
     return HangFinding(kind="", rank=culprit, quote=f"{quote}; {_where(culprit, ranks)}")
 
 
@@ -219,6 +221,15 @@ def numbered(ranks: Iterable[int]) -> str:
     found = sorted(ranks)
     names = ", ".join(map(str, found[:_LISTED])) + (f" and {len(found) - _LISTED} more" if len(found) > _LISTED else "")
     return f"rank {names}" if len(found) == 1 else f"ranks {names}"
+
+
+def _on(held: RankProgress) -> str:
+    return f" on {held.node}" if held.node else ""
+
+
+def _since(seconds: float, before: str = "") -> str:
+    """Format how long; nothing if it is not known, and infinite."""
+    return f"{before} since {seconds:.1f} s" if math.isfinite(seconds) else ""
 
 
 def _verb(ranks: list[int]) -> str:

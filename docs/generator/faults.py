@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Final
@@ -12,7 +12,9 @@ from typing import Final
 from docs.generator.markdown import anchor, page, table
 from holdfast.detectors.all_kinds import CATALOGUE, by_place, words_of
 from holdfast.detectors.catalogue import FaultKind
+from holdfast.detectors.confirmation import ActsOn, acts_on
 from holdfast.detectors.evidence import LogLine
+from holdfast.detectors.signatures import XIDS
 
 FOLDER: Final = "reference/faults"
 
@@ -94,6 +96,16 @@ def fault_pages() -> dict[str, Callable[[], str]]:
     return pages
 
 
+ACTS: Final[Mapping[ActsOn, str]] = {
+    ActsOn.MEASURED: "measured", ActsOn.LINE: "one line", ActsOn.SECOND_SIGNAL: "line + signal", ActsOn.NEVER: "",
+}  # fmt: skip
+"""The column *Acts on*."""
+
+
+def _acts(kind: FaultKind) -> str:
+    return ", ".join(ACTS[one] for one in acts_on(kind))
+
+
 def _linked(kind: FaultKind) -> str:
     return f"[`{kind.id}`]({file_of(kind.component)}#{anchor(kind.id)})"
 
@@ -108,6 +120,9 @@ def index_page() -> str:
         f"Holdfast knows {len(CATALOGUE)} kinds of faults. To find the kinds in a log, run `holdfast faults find LOG`;",
         "`holdfast faults show KIND` prints an entry of this catalogue.\n",
         "- The *recommended action* is what a fault asks for. A [policy](../policy-file.md) decides what is done.",
+        "- *Acts on* is what suffices to take a node out: a *measured* value, *one line* that proves the fault, or *line + signal*: a line",
+        "  with a second, independent signal. Empty: it takes no node out. `holdfast faults ls --acts line` lists by it;",
+        "  [why](../../explanation/diagnosis.md#shown-and-acted-on).",
         "- *Attributed to* is the part at fault: the GPU, the node, the network, storage, the process or your code.\n",
         "## By component\n",
         table(
@@ -123,27 +138,45 @@ def index_page() -> str:
             parts += [f"### {symptom}\n", table(("Symptom", "Kind", "Recommended action"), *rows)]
     parts += [
         "## By Xid number\n",
-        "Error numbers of the NVIDIA driver in the kernel log, as in `NVRM: Xid (PCI:0000:3b:00): 79, ...`.\n",
-        table(("Xid", "Kind", "What it is"), *((str(number), _linked(kind), kind.title) for number, kind in _by_xid())),
+        "Error numbers of the NVIDIA driver in the kernel log, as in `NVRM: Xid (PCI:0000:3b:00): 79, ...`, after NVIDIA's catalogue of",
+        "2025-10-29.\n",
+        table(
+            ("Xid", "Kind", "What it is", "Acts on"), *((numbers, _linked(kind), kind.title, _acts(kind)) for numbers, kind in _by_xid())
+        ),
     ]
     return page(*parts)
 
 
-def _by_xid() -> list[tuple[int, FaultKind]]:
-    found: dict[int, FaultKind] = {}
+def _by_xid() -> list[tuple[str, FaultKind]]:
+    """Return each kind of Xid with its numbers; those without numbers of their own (144 to 150, 154) by their samples."""
+    numbers: dict[str, set[int]] = defaultdict(set)
+    for signature in XIDS:
+        for number, name in signature.keys.items():
+            numbers[name].add(int(number))
     for kind in by_place():
-        if number := re.search(r"\bXid \([^)]*\): (\d+)", words_of(kind.unhealthy)):
-            found.setdefault(int(number[1]), kind)
-    return sorted(found.items())
+        if kind.id not in numbers and (found := re.search(r"\bXid \([^)]*\): (\d+)", words_of(kind.unhealthy))):
+            numbers[kind.id].add(int(found[1]))
+    return [(_ranges(several), CATALOGUE[name]) for name, several in sorted(numbers.items(), key=lambda one: min(one[1]))]
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Write numbers shortly: ``39 to 41, 70, 71``."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(f"{part[0]} to {part[-1]}" if part[-1] > part[0] + 1 else ", ".join(map(str, part)) for part in parts)
 
 
 def component_page(area: str, component: str, kinds: Sequence[FaultKind]) -> str:
     """Show the kinds of a component: a table of all, then each with its sample."""
-    rows = [(f"[`{kind.id}`](#{anchor(kind.id)})", kind.title, f"`{kind.recommended_action}`") for kind in kinds]
+    rows = [(f"[`{kind.id}`](#{anchor(kind.id)})", kind.title, f"`{kind.recommended_action}`", _acts(kind)) for kind in kinds]
     return page(
         f"# {title_of(component)} faults\n",
         f"{len(kinds)} kinds of the area *{area}*; [all faults](index.md).\n",
-        table(("Kind", "What it is", "Recommended action"), *rows),
+        table(("Kind", "What it is", "Recommended action", "Acts on"), *rows),
         *(part for kind in kinds for part in _entry(kind)),
     )
 

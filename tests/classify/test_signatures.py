@@ -13,6 +13,7 @@ from holdfast.detectors.evidence import HangLimits, LogLine
 from holdfast.detectors.log_lines.classification import judge, see_line
 from holdfast.detectors.signatures import SIGNATURES, BadSignature, check, load
 from holdfast.detectors.signatures.loading import FILES, HERE
+from tests.classify.made_lines import lines_of
 from tests.each import each
 
 IN_LOGS = sorted(name for name, entry in CATALOGUE.items() if isinstance(entry.unhealthy.evidence, LogLine))
@@ -33,6 +34,43 @@ def test_both_matchers_agree_on_every_sample() -> None:
     """All samples in one log, the unhealthy ones at even places."""
     texts = [text for name in IN_LOGS for text in (words_of(CATALOGUE[name].unhealthy), words_of(CATALOGUE[name].healthy))]
     assert [(one.line, one.kind) for one in classify_text("\n".join(texts))] == [(2 * at + 1, name) for at, name in enumerate(IN_LOGS)]
+
+
+def test_every_kind_of_the_tables_can_be_reached() -> None:
+    """Those that are measured as well included: a kind whose own sample an earlier signature takes would never be reported."""
+    kinds: list[FaultKind] = []
+    load(enter=kinds.append)
+    assert len(kinds) > 500
+    for kind in kinds:
+        assert judge(words_of(kind.unhealthy)) == kind.id
+        assert judge(words_of(kind.healthy)) is None, kind.id
+
+
+def test_every_expression_can_be_reached() -> None:
+    """For each there is a line that no earlier signature takes for another kind: else it is dead, and may be deleted."""
+    alone = [signature for signature in SIGNATURES if signature.kind is not None and not signature.keys]
+    dead = [one.pattern for one in alone if all(judge(line, words=False) != one.kind for line in lines_of(one.pattern, times=400))]
+    assert dead == []
+
+
+def test_every_key_of_a_family_is_of_its_kind() -> None:
+    """Numbers of Xids, SXids, AER bits, work completions and counters, in a line as the family's other members have it."""
+    families = [signature for signature in SIGNATURES if signature.keys]
+    assert len(families) >= 4
+    for family in families:
+        line = next(
+            line for line in lines_of(family.pattern, times=400) if judge(line, words=False) in {*family.keys.values(), family.kind, None}
+        )
+        found = family.regex.search(line)
+        assert found is not None
+        for key, kind in family.keys.items():
+            assert judge(line[: found.start("key")] + key + line[found.end("key") :], words=False) == kind, (key, line)
+
+
+def test_no_two_kinds_are_one_thing() -> None:
+    """A measured kind and its log lines share one id."""
+    titles = [kind.title.lower() for kind in CATALOGUE.values()]
+    assert len(set(titles)) == len(titles)
 
 
 @each("name", IN_LOGS)
@@ -73,6 +111,7 @@ attributed_to = "gpu"
 action = "look"
 healthy = "fine"
 """
+FAMILY = 'family = \'code (?P<key>\\d+)\'\nother = "b-kind"\nquiet = ["7"]\n'
 ROW = '[a-kind]\ntitle = "A thing"\nunhealthy = "a thing"\n'
 
 
@@ -86,6 +125,11 @@ ROW = '[a-kind]\ntitle = "A thing"\nunhealthy = "a thing"\n'
         (HEAD.replace('"gpu"', '"toaster"', 1) + ROW + "match = ['a']", "unknown component 'toaster'; take one of"),
         (HEAD.replace('action = "look"', "") + ROW + "match = ['a']", "says nothing of action; add it here"),
         ("colour = 'red'", "unknown fields colour"),
+        (FAMILY + HEAD + ROW + 'keys = ["7"]', "[a-kind]: claims the key 7, which is quiet"),
+        (
+            FAMILY + HEAD + ROW + 'keys = ["1", "2"]\n' + ROW.replace("a-kind", "b-kind") + 'keys = ["2"]',
+            "claims the key 2, which is a-kind's",
+        ),
     ],
 )
 def test_a_table_that_cannot_be_used_says_where_why_and_the_cure(tmp_path: Path, text: str, words: str) -> None:
@@ -107,7 +151,6 @@ def test_an_expression_that_cannot_be_compiled_names_its_table(tmp_path: Path) -
 
 def test_a_family_knows_its_keys_its_quiet_ones_and_the_rest(tmp_path: Path) -> None:
     """A number that no kind claims is of the kind `other`; a count below the least is no fault."""
-    family = 'family = \'code (?P<key>\\d+)\'\nother = "b-kind"\nquiet = ["7"]\n'
     rows = (
         ROW
         + 'keys = ["1"]\n'
@@ -115,7 +158,7 @@ def test_a_family_knows_its_keys_its_quiet_ones_and_the_rest(tmp_path: Path) -> 
         + ROW.replace("a-kind", "c-kind")
         + "match = ['n=(?P<count>\\d+)']\nleast = 5"
     )
-    (tmp_path / "mine.toml").write_text(family + HEAD + rows)
+    (tmp_path / "mine.toml").write_text(FAMILY + HEAD + rows)
     kinds: list[FaultKind] = []
     counted, numbered = load(tmp_path, ("mine",), enter=kinds.append)
     assert [one.id for one in kinds] == ["a-kind", "b-kind", "c-kind"]

@@ -18,6 +18,8 @@ from tests.mentions import mentions
 
 OFF_BUS = "NVRM: Xid (PCI:0000:3b:00): 79, pid=991, name=python, GPU has fallen off the bus."
 
+ON = ("measured", "line", "second-signal", "never")
+
 
 def a_fault(author: Author, **evidence: str) -> FaultRecord:
     """Return the exit of a worker that has no more specific kind."""
@@ -38,6 +40,21 @@ def test_faults_lists_and_filters(here: Command) -> None:
     text = here("faults", "ls", "--component", "nvlink", "--attributed-to", "gpu")
     assert text.stdout.splitlines()[0].split()[:2] == ["KIND", "AREA"]
     assert " of " in text.stderr
+
+
+def test_faults_are_listed_by_what_they_act_on(here: Command) -> None:
+    """A measured value, one line, a line with a second signal, or nothing; another word is refused with those that there are."""
+    listed = {on: {one["id"]: one for one in json.loads(here("faults", "ls", "--acts", on, "--json").stdout)} for on in ON}
+    assert all(on in one["acts"] for on in ON for one in listed[on].values())
+    assert listed["measured"].keys() & listed["line"].keys() >= {"gpu-off-bus"}
+    assert "gpu-memory-double-bit" in listed["line"]
+    assert "link-down" in listed["second-signal"]
+    assert {"gpu-memory-remap-pending", "hardware-other"} <= listed["never"].keys()
+    assert set().union(*listed.values()) == CATALOGUE.keys()
+    refused = here("faults", "ls", "--acts", "soon")
+    assert refused.returncode == 2
+    assert "--acts does not accept 'soon'" in refused.stderr
+    assert "second-signal" in refused.stderr
 
 
 def test_faults_show_explains_one_kind(here: Command) -> None:

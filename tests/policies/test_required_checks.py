@@ -39,7 +39,7 @@ def disk_of(*devices: str) -> Check:
 PARTS: dict[str, NodePart | None] = {
     "cuda-uncorrectable-ecc": NodePart.GPU,
     "gpu-off-bus": NodePart.GPU,
-    "gpu-driver-not-loaded": NodePart.GPU,
+    "driver-not-loaded": NodePart.GPU,
     "cuda-no-device": NodePart.GPU,
     "gpu-pcie-slow": NodePart.GPU,
     "cpu-machine-check": NodePart.PROCESSOR,
@@ -100,7 +100,7 @@ def test_most_kinds_that_take_a_node_out_can_be_tested() -> None:
         ("gpu-off-bus", "0000:18:00", (GPU_0,), ()),
         ("gpu-off-bus", "00000000:18:00.0", (GPU_0,), ()),
         ("gpu-off-bus", "0000:2a:00", (GPU_0,), ("GPU", "0000:18:00.0", "gpu-off-bus", "0000:2a:00")),
-        ("gpu-driver-not-loaded", "driver", (GPU_0,), ()),
+        ("driver-not-loaded", "driver", (GPU_0,), ()),
         ("link-down", "eth1", (network_of("eth0"),), ("link-down", "eth1")),
         ("link-down", "eth1", (network_of("eth1", "0000:5e:00.0"),), ()),
         ("link-down", "eth1", (network_of("eth10"),), ("link-down", "eth1")),

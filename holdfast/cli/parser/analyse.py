@@ -68,6 +68,7 @@ def faults() -> None:
 @click.option("--component", metavar="NAME", help="Only kinds of this component, such as `nvlink`.")
 @click.option("--recommended-action", metavar="ACTION", help="Only kinds that recommend this, such as `evict`.")
 @click.option("--attributed-to", metavar="WHAT", help="Only kinds attributed to this, such as `gpu`.")
+@click.option("--acts", metavar="ON", help="Only kinds that take a node out on this: measured, line, second-signal or never.")
 def list_faults() -> None:
     """List the kinds that match all options."""
 
@@ -102,6 +103,16 @@ def find_faults() -> None:
     LOG is a file, or `-` (the default) for standard input: kernel, NCCL, torch, scheduler or application, also mixed. Prints
     the faults, and with `--json` one object for each line or traceback: line, classification, kind, attributed_to, recommended_action,
     action. Exit status 0: the log was read, with faults or without.
+    """
+
+
+@command("analyse.hang.explain_hang", "holdfast faults hang /tmp/nccl_trace_rank_*", group=faults, name="hang")
+@click.argument("dumps", nargs=-1, required=True, type=file_path, metavar="DUMP...")
+def find_hang() -> None:
+    """Name the rank that blocks a hanging job.
+
+    Each DUMP is one rank's file of torch's flight recorder, a pickle or JSON, of a job of any launcher; its name ends with the
+    rank. Shows which rank did not arrive at which collective, or which ranks entered different ones. Nothing in a dump is run.
     """
 
 

@@ -12,6 +12,7 @@ from holdfast.cli.output import clock, echo, echo_facts, echo_json, echo_table, 
 from holdfast.detectors.all_kinds import by_place, words_of
 from holdfast.detectors.associations import ASSOCIATIONS, traits_of
 from holdfast.detectors.catalogue import AREAS, CATALOGUE, TAKES_NODE_OUT, Area, Attribution, FaultKind, RecommendedAction
+from holdfast.detectors.confirmation import ActsOn, acts_on
 from holdfast.detectors.evidence import LogLine
 from holdfast.detectors.signatures.loading import ANY
 from holdfast.errors import UnknownFault, UnknownOptionValue
@@ -28,13 +29,17 @@ class FaultFilter:
     component: str | None = None
     recommended_action: str | None = None
     attributed_to: str | None = None
+    acts: str | None = None
+    """What has to be seen before a node is left because of it, of `ActsOn`."""
 
     def includes(self, one: FaultKind) -> bool:
         """Return whether *one* matches."""
         exact = ("area", "component", "recommended_action", "attributed_to")
         text = f"{one.id} {one.title} {one.source} {one.action} {one.in_logs}".lower()
-        return all(getattr(self, name) in (None, getattr(one, name)) for name in exact) and all(
-            word in text for word in (self.words or "").lower().split()
+        return (
+            all(getattr(self, name) in (None, getattr(one, name)) for name in exact)
+            and all(word in text for word in (self.words or "").lower().split())
+            and (self.acts is None or self.acts in acts_on(one))
         )
 
     def check(self) -> None:
@@ -44,6 +49,7 @@ class FaultFilter:
             "component": AREAS,
             "recommended_action": RecommendedAction,
             "attributed_to": Attribution,
+            "acts": ActsOn,
         }
         for name, values in known.items():
             given = getattr(self, name)
@@ -63,8 +69,8 @@ def list_kinds(*, as_json: bool, **fields: str | None) -> int:
         hint(f"None of {len(CATALOGUE)} kinds matches. Leave out an option or a word.")
         return 0
     echo_table(
-        ("KIND", "AREA", "COMPONENT", "RECOMMENDED", "ATTRIBUTED TO", "TITLE"),
-        [(one.id, one.area, one.component, one.recommended_action, one.attributed_to, one.title) for one in kinds],
+        ("KIND", "AREA", "COMPONENT", "RECOMMENDED", "ACTS ON", "ATTRIBUTED TO", "TITLE"),
+        [(one.id, one.area, one.component, one.recommended_action, ", ".join(acts_on(one)), one.attributed_to, one.title) for one in kinds],
     )
     hint(f"{plural(len(kinds), 'kind')} of {len(CATALOGUE)}. `holdfast faults show KIND` explains one.")
     return 0
@@ -128,6 +134,7 @@ def record(one: FaultKind) -> dict[str, Any]:
         "component": one.component,
         "source": one.source,
         "recommended_action": one.recommended_action,
+        "acts": list(acts_on(one)),
         "acts_on": proofs(one) if one.recommended_action in TAKES_NODE_OUT else [],
         "attributed_to": one.attributed_to,
         "action": one.action,
