@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -45,7 +45,7 @@ CATEGORIES: Final = (
 class JobAccount:
     """Seconds by category, and counts, of one job."""
 
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Wall seconds: a part of the job counts for its share."""
     incidents: int = 0
     faults: int = 0
@@ -61,8 +61,6 @@ class JobAccount:
     steps_lost: int = 0
     downtime: list[float] = field(default_factory=list)
     """Seconds from each incident until training went on, without the rollback."""
-    out_of_steps: float = 0.0
-    """Wall seconds in which no steps were made that were kept."""
     completed_at: float | None = None
     """When it had done its `work`; None: it had not, or has no end."""
 

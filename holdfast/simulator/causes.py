@@ -74,7 +74,7 @@ PROCESSES_ONLY: Final[Mapping[Cause, int]] = {Cause(name="crashed process", kind
 RACK: Final = Cause(name="rack", kind="power-lost", symptom=Symptom.NODE_LOST)
 LEMON: Final = Cause(name="lemon node", kind="gpu-off-bus")
 CORRUPTION: Final = Cause(name="silent data corruption", kind="silent-corruption", symptom=Symptom.SILENT)
-BUG: Final = Cause(name="bug of the script", kind="script-exception", of_process=True)
+BUG: Final = Cause(name="bug of the script", kind="worker-exception", of_process=True)
 
 _OF_TRACE: Final[Sequence[tuple[str, str, Cause]]] = (
     ("GPU", "DBE", Cause(name="GPU double-bit errors", kind="gpu-ecc-uncorrectable")),

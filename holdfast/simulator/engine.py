@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections import defaultdict
+from collections.abc import Generator, Sequence
+from typing import Any, Final
 
 import simpy
 
@@ -13,69 +12,21 @@ from holdfast.detectors.catalogue import Fault
 from holdfast.errors import UnknownPolicy
 from holdfast.policies.checkpoint_interval import IntervalCase, IntervalLimits, advise
 from holdfast.policies.recovery.policy import NAMED, Policy
-from holdfast.simulator import accounts
-from holdfast.simulator.accounts import JobAccount
 from holdfast.simulator.causes import Symptom
-from holdfast.simulator.fault_sources import NodeFault, NodeSlowdown, NodesLeaving, SimulatedEvent, events_of, fault_rate
+from holdfast.simulator.fault_sources import NodeFault, NodesLeaving, SimulatedEvent, events_of, fault_rate
 from holdfast.simulator.job import Hit, SimulatedJob
 from holdfast.simulator.nodes import NodePool
 from holdfast.simulator.progress import TrainingPace
+from holdfast.simulator.results import JobResult, RunResult
 from holdfast.simulator.scenario import Scenario, ScenarioJob
 from holdfast.simulator.systems import SYSTEMS, RecoverySystem, Restore
 from holdfast.spec.job import is_policy_file
 from holdfast.spec.policy import load_policy, with_timeouts
 
-WEEK = 7 * 86_400.0
-MAX_STEPS = 1_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult:
-    """What one system made of one run."""
-
-    system: str
-    run: int
-    seconds: float
-    """Simulated time: to the end, or until all jobs were complete."""
-    gpus: int
-    """GPUs of all jobs."""
-    jobs: Mapping[str, JobAccount]
-    intervals: Mapping[str, float]
-    """Seconds of training between two checkpoints on disk, by job."""
-    events: int
-    """Faults, slow nodes and planned outages in the cluster."""
-    idle_gpu_seconds: float
-    """Of free nodes."""
-    gpu_seconds: Mapping[str, float]
-    """By category, of all jobs."""
-    most_out: int
-    """Most nodes that were out of service at once."""
-
-    @property
-    def goodput(self) -> float:
-        """Return the share of the jobs' GPU time in steps that were kept."""
-        return self.gpu_seconds.get(accounts.PRODUCTIVE, 0.0) / max(1e-9, sum(self.gpu_seconds.values()))
-
-    @property
-    def ettr(self) -> float:
-        """Return the share of the jobs' time in steps that were kept, on however many nodes."""
-        kept = sum(self.gpu_seconds.get(one, 0.0) for one in (accounts.PRODUCTIVE, accounts.LOST_CAPACITY, accounts.SLOWDOWN))
-        return kept / max(1e-9, sum(self.gpu_seconds.values()))
-
-    @property
-    def wasted_per_week(self) -> float:
-        """Return the GPU-hours a week that made no progress, idle spares included."""
-        return (self.lost_gpu_seconds + self.idle_gpu_seconds) / 3600 / (self.seconds / WEEK)
-
-    @property
-    def lost_per_week(self) -> float:
-        """Return the GPU-hours a week of the jobs that made no progress."""
-        return self.lost_gpu_seconds / 3600 / (self.seconds / WEEK)
-
-    @property
-    def lost_gpu_seconds(self) -> float:
-        """Return the GPU-seconds of the jobs that made no progress."""
-        return sum(seconds for name, seconds in self.gpu_seconds.items() if name != accounts.PRODUCTIVE)
+MAX_STEPS: Final = 1_000_000
+LIVE_SHARE: Final = 0.05
+"""Share of the faults that send a job with in-memory snapshots back to the disk, for `interval: auto`. A controller measures it."""
+Steps = Generator[simpy.Event, Any, None]
 
 
 def policy_in(scenario: Scenario) -> Policy:
@@ -121,21 +72,32 @@ def simulate(
         )
         for job in scenario.jobs
     ]
-    env.process(_happen(env, events, pool, jobs, scenario))
+    env.process(_happen(env, events, pool, jobs))
     horizon = scenario.duration.total_seconds()
     if all(job.work is not None for job in scenario.jobs):
         done = env.all_of([job.process for job in jobs])
         env.run(until=done | env.timeout(horizon))
     else:
         env.run(until=horizon)
-    return _result(scenario, system, run, env, pool, jobs, len(events), {name: pace.interval for name, pace in paces.items()})
+    pool.count()
+    for job in jobs:
+        job.close(env.now)
+    return RunResult(
+        system=system.name,
+        run=run,
+        seconds=env.now,
+        gpus=sum(job.spec.nodes for job in jobs) * cluster.gpus_per_node,
+        jobs={job.spec.name: JobResult.of(job.account, paces[job.spec.name].interval) for job in jobs},
+        events=len(events),
+        idle_gpu_seconds=pool.idle_seconds * cluster.gpus_per_node,
+        gpu_seconds=_total(scenario, jobs),
+        most_out=pool.most_out,
+        most_isolated=pool.most_isolated,
+    )
 
 
-def _happen(
-    env: simpy.Environment, events: Sequence[SimulatedEvent], pool: NodePool, jobs: Sequence[SimulatedJob], scenario: Scenario
-) -> Generator[simpy.Event, Any, None]:
+def _happen(env: simpy.Environment, events: Sequence[SimulatedEvent], pool: NodePool, jobs: Sequence[SimulatedJob]) -> Steps:
     """Let *events* happen at their times."""
-    silent = scenario.faults.silent_corruption
     for event in events:
         if event.at > env.now:
             yield env.timeout(event.at - env.now)
@@ -145,32 +107,29 @@ def _happen(
             continue
         node = pool.names[event.node]
         job = next((one for one in jobs if one.has(node)), None)
-        if isinstance(event, NodeSlowdown):
-            if job is not None:
-                job.slow_down(node, event.slowdown, event.seconds)
-        elif event.cause.symptom is Symptom.SILENT and job is not None:
-            assert silent is not None
-            env.process(_notice(env, event, job, pool, silent.detected_after.total_seconds()))
-        elif node not in pool.broken:
+        if isinstance(event, NodeFault):
             _fail(env, event, node, job, pool)
+        elif job is not None:
+            job.slow_down(node, event.slowdown, event.seconds)
 
 
 def _fail(env: simpy.Environment, event: NodeFault, node: str, job: SimulatedJob | None, pool: NodePool) -> None:
-    """Break *node*, or end a process on it."""
-    if event.repair > 0:
-        pool.fail(node, event.repair)
-        if job is None:
-            pool.see(Fault(kind=event.cause.kind, at=env.now, node=node, quote=event.cause.name))
-    if job is not None:
-        job.hit(Hit(node=node, cause=event.cause, at=env.now, breaks=event.repair > 0))
+    """Break *node*, or end a process on it, or let its results be wrong."""
+    if event.cause.symptom is Symptom.SILENT and job is not None:
+        env.process(_notice(env, event, job, pool))
+    elif node not in pool.broken:
+        if event.repair > 0:
+            pool.fail(node, event.repair)
+            if job is None:
+                pool.see(Fault(kind=event.cause.kind, at=env.now, node=node, quote=event.cause.name))
+        if job is not None:
+            job.hit(Hit(node=node, cause=event.cause, at=env.now, breaks=event.repair > 0))
 
 
-def _notice(
-    env: simpy.Environment, event: NodeFault, job: SimulatedJob, pool: NodePool, seconds: float
-) -> Generator[simpy.Event, Any, None]:
-    """Let a silent corruption be noticed after *seconds*."""
+def _notice(env: simpy.Environment, event: NodeFault, job: SimulatedJob, pool: NodePool) -> Steps:
+    """Let a silent corruption be noticed, and answered, after its time."""
     node, corrupt_since = pool.names[event.node], job.done_now(env.now)
-    yield env.timeout(seconds)
+    yield env.timeout(event.noticed_after)
     if job.has(node) and node not in pool.broken and corrupt_since < job.done_now(env.now):
         pool.fail(node, event.repair)
         job.hit(Hit(node=node, cause=event.cause, at=env.now, breaks=True, corrupt_since=corrupt_since))
@@ -191,7 +150,7 @@ def pace_of(job: ScenarioJob, scenario: Scenario, system: RecoverySystem, events
     if plan.interval == "auto":
         rate = max(fault_rate(events, scenario), 1e-9)
         between = 3600 / (rate * job.nodes)
-        back = 1.0 if all(one.restore is Restore.DISK for one in system.plans.values()) else 0.05
+        back = 1.0 if all(one.restore is Restore.DISK for one in system.plans.values()) else LIVE_SHARE
         case = IntervalCase(
             save_s=max(stall, 1e-3),
             step_s=step,
@@ -214,32 +173,10 @@ def pace_of(job: ScenarioJob, scenario: Scenario, system: RecoverySystem, events
     )
 
 
-def _result(  # noqa: PLR0913 (what the result says)
-    scenario: Scenario,
-    system: RecoverySystem,
-    run: int,
-    env: simpy.Environment,
-    pool: NodePool,
-    jobs: Sequence[SimulatedJob],
-    events: int,
-    intervals: Mapping[str, float],
-) -> RunResult:
-    pool.count()
-    total = Counter[str]()
+def _total(scenario: Scenario, jobs: Sequence[SimulatedJob]) -> dict[str, float]:
+    """Return the GPU-seconds of all *jobs* by category."""
+    total = defaultdict[str, float](float)
     for job in jobs:
-        job.close(env.now)
-        gpus = job.spec.nodes * scenario.cluster.gpus_per_node
         for category, seconds in job.account.seconds.items():
-            total[category] += seconds * gpus
-    return RunResult(
-        system=system.name,
-        run=run,
-        seconds=env.now,
-        gpus=sum(job.spec.nodes for job in jobs) * scenario.cluster.gpus_per_node,
-        jobs={job.spec.name: job.account for job in jobs},
-        intervals=intervals,
-        events=events,
-        idle_gpu_seconds=pool.idle_seconds * scenario.cluster.gpus_per_node,
-        gpu_seconds=dict(total),
-        most_out=pool.most_out,
-    )
+            total[category] += seconds * job.spec.nodes * scenario.cluster.gpus_per_node
+    return dict(total)

@@ -30,6 +30,8 @@ class NodeFault:
     cause: Cause
     repair: float
     """Seconds until the node works again, without waiting for a repair crew; 0: it needs no repair."""
+    noticed_after: float = 0.0
+    """Seconds until a silent fault is noticed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +143,9 @@ def _repairs(source: ConstantRate, count: int, numbers: Numbers) -> np.ndarray:
 def _trace(scenario: Scenario, numbers: Numbers) -> Iterator[NodeFault]:
     """Yield the faults of a trace on as many nodes as the cluster has.
 
-    Each node is one of the trace's servers, drawn with replacement: the bad ones come as often as they did. The n-th copy of a server belongs
-    to the n-th cell. Each cell is as the trace's cluster was, with its bursts, at a time of its own: it begins at a random point of the trace
-    and goes round. So faults come in bursts within a cell, and cells are independent.
+    Each node is one of the trace's servers, drawn with replacement: the bad ones come as often as they did. The n-th copy of a server
+    belongs to the n-th cell. Each cell is as the trace's cluster was, with its bursts, at a time of its own: it begins at a random point
+    of the trace and goes round. So faults come in bursts within a cell, and cells are independent.
     """
     source = scenario.faults.trace
     assert source is not None
@@ -208,7 +210,7 @@ def _corruption(scenario: Scenario, numbers: Numbers) -> Iterator[NodeFault]:
     assert source is not None
     repairs = repair_times()
     for at, node in _places(source.per_1000_node_days, scenario, numbers):
-        yield NodeFault(at, node, CORRUPTION, float(numbers.choice(repairs)))
+        yield NodeFault(at, node, CORRUPTION, float(numbers.choice(repairs)), source.detected_after.total_seconds())
 
 
 def _maintenance(scenario: Scenario, numbers: Numbers) -> Iterator[NodesLeaving]:

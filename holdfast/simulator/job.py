@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Final
@@ -15,8 +16,18 @@ from holdfast.detectors.catalogue import Fault
 from holdfast.detectors.diagnosis import PastFailure, diagnose
 from holdfast.policies.nodes.drains import Drain, DrainAction, DrainView, next_action
 from holdfast.policies.nodes.node_faults import find_node_faults
-from holdfast.policies.recovery.case import IN_PROCESS, Case, Decision, HotSpare, ModelCopies, PastFault, PastRecovery, Placement, RecoveryAction
-from holdfast.policies.recovery.in_process import complete_copies, placements_to_grow, restart_pays_off
+from holdfast.policies.recovery.case import (
+    IN_PROCESS,
+    Case,
+    Decision,
+    HotSpare,
+    ModelCopies,
+    PastFault,
+    PastRecovery,
+    Placement,
+    RecoveryAction,
+)
+from holdfast.policies.recovery.in_process import placements_to_grow, restart_pays_off
 from holdfast.policies.recovery.policy import Policy
 from holdfast.policies.recovery.rank_map import RankMap
 from holdfast.policies.slowness import PastMigration, StragglerAction, StragglerCase, StragglerOutcome
@@ -32,6 +43,7 @@ MAX_FAULTS: Final = 500
 """Past faults of one kind that a case has, as in the controller."""
 MAX_FAILURES: Final = 50
 SLOW: Final = "rank-straggles"
+CAPACITY: Final = "capacity"
 Steps = Generator[simpy.Event, Any, Any]
 
 
@@ -76,6 +88,22 @@ class IncidentInWork:
     """Places that its nodes had when they were lost."""
 
 
+class MemberTuple(tuple[str, ...]):  # noqa: SLOT001 (it has `places`)
+    """Names of nodes in order, looked up in constant time by their *places*."""
+
+    places: Mapping[str, int]
+
+    @classmethod
+    def of(cls, names: Iterable[str], places: Mapping[str, int]) -> MemberTuple:
+        """Return *names*, which are the keys of *places*."""
+        made = cls(names)
+        made.places = places
+        return made
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.places
+
+
 class SimulatedJob:
     """One job under one system."""
 
@@ -103,7 +131,7 @@ class SimulatedJob:
         nodes = list(pool.free)[: spec.nodes]
         pool.take(nodes)
         self._nodes, self._place = nodes, {node: place for place, node in enumerate(nodes)}
-        self._members = tuple(nodes)
+        self._members = MemberTuple.of(nodes, self._place)
         self._ranks = RankMap({node: range(place * self._width, (place + 1) * self._width) for node, place in self._place.items()})
         per_copy = spec.nodes // spec.copies * self._width
         self._copies: ModelCopies = tuple(tuple(range(copy * per_copy, (copy + 1) * per_copy)) for copy in range(spec.copies))
@@ -116,6 +144,7 @@ class SimulatedJob:
         self._attempts: deque[Attempt] = deque(maxlen=policy.budget.max_recoveries + policy.budget.max_recoveries_without_progress + 8)
         self._failures: deque[PastFailure] = deque(maxlen=MAX_FAILURES)
         self._earlier: dict[str, deque[PastFault]] = {}
+        self._window = max(rule.window for rule in policy.noting)
         self._spare_ids = count(1)
         self._warm: dict[str, tuple[HotSpare, ...]] = {}
         """Warm processes of free nodes."""
@@ -166,7 +195,7 @@ class SimulatedJob:
 
     def _tell_of_capacity(self) -> None:
         if self._missing_ranks():
-            self._send("capacity")
+            self._send(CAPACITY)
 
     def _tell_of_repair(self, node: str) -> None:
         self._broken.pop(node, None)
@@ -203,7 +232,7 @@ class SimulatedJob:
                 self.account.completed_at = self._env.now
             elif self._bug_at is not None and self.progress.done >= self._bug_at - 1e-6:
                 node = self._nodes[len(self._attempts) % len(self._nodes)]  # the rank has moved by then
-                bug = Hit(node=node, cause=BUG, at=self._env.now, breaks=False, signature="script-exception", step=self.progress.step)
+                bug = Hit(node=node, cause=BUG, at=self._env.now, breaks=False, signature="ValueError in train.py", step=self.progress.step)
                 self.account.faults += 1
                 yield from self._recover([bug])
             else:
@@ -231,25 +260,17 @@ class SimulatedJob:
         return self._ranks.total / (self.spec.nodes * self._width)
 
     def _answer_news(self) -> Steps:
-        hits, leaving = [], []
-        slow = grow = False
-        while self._inbox:
-            message = self._inbox.popleft()
-            if isinstance(message, Hit):
-                hits.append(message)
-            elif isinstance(message, tuple):
-                leaving.append(message)
-            else:
-                slow, grow = slow or message == SLOW, grow or message == "capacity"
-        hits = [one for one in hits if one.node in self._place]
+        """Do what the news ask for: recover from faults first, then leave nodes that are taken out, then look at slow and free nodes."""
+        news, self._inbox = self._inbox, deque()
+        hits = [one for one in news if isinstance(one, Hit) and one.node in self._place]
         if hits:
             yield from self._recover(hits)
-        for node, by, seconds in leaving:
-            if node in self._place:
-                yield from self._drain(node, by, seconds)
-        if slow:
+        for one in news:
+            if isinstance(one, tuple) and one[0] in self._place:
+                yield from self._drain(*one)
+        if SLOW in news:
             yield from self._judge_slow_nodes()
-        if grow:
+        if CAPACITY in news:
             yield from self._grow()
 
     def _spend(self, category: str, seconds: float) -> Steps:
@@ -288,12 +309,10 @@ class SimulatedJob:
         detection = max(self._system.detect[one.cause.symptom].draw(self._numbers, self.progress.pace.step) for one in hits)
         if (yield from self._spend("detect", detection)):
             incident.hits += self._new_hits()
-        if self._system.rejoin is not None and self.spec.copies > 1 and not any(one.corrupt_since is not None for one in hits):
-            if self._lose_replicas(incident.hits):
-                self.account.downtime.append(self._env.now - incident.at)
-                return
-        while not (yield from self._attempt(incident)):
-            pass
+        corrupt = any(one.corrupt_since is not None for one in hits)
+        if corrupt or self._system.rejoin is None or not self._lose_replicas(incident.hits):
+            while not (yield from self._attempt(incident)):
+                pass
         self.account.downtime.append(self._env.now - incident.at)
 
     def _attempt(self, incident: IncidentInWork) -> Steps:
@@ -319,15 +338,14 @@ class SimulatedJob:
             return False
         incident.replacement_attempts += decision.action in IN_PROCESS
         plan = self._system.plan(decision.action, hot=hot)
-        if not (yield from self._carry_out(decision.action, plan)):
-            incident.tried.append(decision.action)
+        if not (yield from self._carry_out(decision.action, plan, incident)):
             incident.hits = [*(replace(one, at=self._env.now) for one in self._broken.values()), *self._new_hits()] or incident.hits
             return False
         self._restore(plan.restore, incident)
         return True
 
-    def _carry_out(self, action: RecoveryAction, plan: RecoveryPlan) -> Steps:
-        """Let the phases of *plan* pass; return whether they brought the job back."""
+    def _carry_out(self, action: RecoveryAction, plan: RecoveryPlan, incident: IncidentInWork) -> Steps:
+        """Let the phases of *plan* pass; return whether they brought the job back. An action that takes too long counts as tried."""
         limit = self._policy.timeouts.of(action) if self._system.managed else float("inf")
         spent = list[tuple[str, float]]()
         for phase, time in plan.phases:
@@ -335,6 +353,7 @@ class SimulatedJob:
             allowed = limit - sum(one for _, one in spent)
             if seconds > allowed:
                 self.account.timed_out[action] += 1
+                incident.tried.append(action)
                 yield from self._spend("failed attempt", allowed)
                 return False
             if (yield from self._spend(phase, seconds)):
@@ -410,7 +429,7 @@ class SimulatedJob:
             blocked_reason=self._system.blocked_reason,
             ranks=self._ranks,
             dead=frozenset(dead),
-            hot_spares=self._hot_spares(len(dead) + self._width * len(incident.hits)),
+            hot_spares=self._hot_spares(len(dead) + self._width * len(incident.hits), {one.node for one in incident.hits}),
             copies=self._live_copies(),
             replacement_attempts=incident.replacement_attempts,
         )
@@ -456,9 +475,13 @@ class SimulatedJob:
             return ranks
         return ranks[:1] if hit.cause.symptom is Symptom.CRASH else ()
 
-    def _hot_spares(self, most: int) -> tuple[HotSpare, ...]:
-        """Return the hot spares that are ready, *most* of them at most: the policy takes those with the lowest number first."""
-        found = [one for one, ready in self._vacant.values() if ready <= self._env.now and one.node not in self._broken]
+    def _hot_spares(self, most: int, near: AbstractSet[str]) -> tuple[HotSpare, ...]:
+        """Return the hot spares that are ready: those on the nodes *near*, and *most* others at most.
+
+        The policy takes those on the same node first, or those on others, and of several the one with the lowest number.
+        """
+        ready = [one for one, at in self._vacant.values() if at <= self._env.now and one.node not in self._broken]
+        found = [*(one for one in ready if one.node in near), *[one for one in ready if one.node not in near][:most]]
         for node in self._pool.hot_nodes() if self._system.hot_spares else ():
             if len(found) >= most:
                 break
@@ -487,7 +510,13 @@ class SimulatedJob:
         )  # fmt: skip
 
     def _remembered(self, faults: Iterable[Fault]) -> tuple[PastFault, ...]:
-        found = [one for kind in {fault.kind for fault in faults} for one in self._earlier.get(kind, ()) if one.incident != str(self._incidents)]
+        """Return the past faults of the same kinds, without those of this incident and those that no rule counts any more."""
+        found, since = list[PastFault](), self._env.now - self._window
+        for kind in {fault.kind for fault in faults}:
+            known = self._earlier.get(kind, deque())
+            while known and known[0].at < since:
+                known.popleft()
+            found += (one for one in known if one.incident != str(self._incidents))
         return tuple(sorted(found, key=lambda one: one.at))
 
     def _remember(self, fault: Fault, incident: int, *, root: bool) -> None:
@@ -532,7 +561,7 @@ class SimulatedJob:
             self._nodes = [node for node in self._nodes if node not in left] + coming
             self._place = {node: place for place, node in enumerate(self._nodes)}
             self._spread(coming)
-        self._members = tuple(self._nodes)
+        self._members = MemberTuple.of(self._nodes, self._place)
         for node in drop:
             self._forget(node)
 
@@ -554,7 +583,7 @@ class SimulatedJob:
 
     def _seat(self, decision: Decision) -> bool:
         """Move ranks to their new places while the others stay; return whether all went to hot spares."""
-        before = set(self._ranks) if decision.vacate else {node for node in (*decision.drop, *(seat.node for seat in decision.seats))}
+        before = set(self._ranks) if decision.vacate else {*decision.drop, *(seat.node for seat in decision.seats)}
         moved_from = {node for seat in decision.seats if (node := self._ranks.node_of(seat.rank)) is not None}
         for rank in decision.vacate:
             self._ranks.drop(rank)
@@ -566,15 +595,13 @@ class SimulatedJob:
         self._pool.take(came)
         for node in gone:
             place = self._place.pop(node)
-            if came:
-                new = came.pop(0)
+            new = came.pop(0) if came else self._nodes.pop()
+            if place < len(self._nodes):
                 self._nodes[place], self._place[new] = new, place
-            else:
-                self._nodes[place] = ""
-        if came or "" in self._nodes:
-            self._nodes = [node for node in self._nodes if node] + came
-            self._place = {node: place for place, node in enumerate(self._nodes)}
-        self._members = tuple(self._nodes)
+        for node in came:
+            self._place[node] = len(self._nodes)
+            self._nodes.append(node)
+        self._members = MemberTuple.of(self._nodes, self._place)
         for node in gone:
             self._forget(node)
         return all(seat.hot_spare is not None for seat in decision.seats)
@@ -604,7 +631,7 @@ class SimulatedJob:
         self._place = {node: place for place, node in enumerate(self._nodes)}
         ranks = sorted(self._ranks.ranks())
         self._ranks = RankMap({node: ranks[place * self._width : (place + 1) * self._width] for node, place in self._place.items()})
-        self._members = tuple(self._nodes)
+        self._members = MemberTuple.of(self._nodes, self._place)
         for node in released:
             self._forget(node)
 
@@ -633,7 +660,7 @@ class SimulatedJob:
             began, self._news = self._env.now, self._env.event()
             self._spending = "wait", began
             yield self._news | self._env.timeout(end - self._env.now) if end < float("inf") else self._news
-            self._inbox = deque(one for one in self._inbox if one != "capacity")
+            self._inbox = deque(one for one in self._inbox if one != CAPACITY)
             self._spending = None
             self.account.spend("wait", self._env.now - began)
 
@@ -672,7 +699,7 @@ class SimulatedJob:
             self._ranks.place(rank, node)
         self._nodes += came
         self._place = {node: place for place, node in enumerate(self._nodes)}
-        self._members = tuple(self._nodes)
+        self._members = MemberTuple.of(self._nodes, self._place)
         yield from self._spend(accounts.MIGRATION, self._system.grow.draw(self._numbers, self.progress.pace.step))
 
     # -- whole replicas ----------------------------------------------------------------------------------------------

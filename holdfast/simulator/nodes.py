@@ -60,7 +60,9 @@ class NodePool:
         self.idle_seconds = 0.0
         """Node-seconds that nodes were free."""
         self.most_out = 0
-        """Most nodes that were neither free nor held at the same time."""
+        """Most nodes that were broken or isolated at the same time."""
+        self.most_isolated = 0
+        """Most nodes that programs had isolated at the same time."""
         self._counted_until = env.now
         self.rules = Rules()
 
@@ -124,7 +126,6 @@ class NodePool:
         """Add the time since the last call to what the free nodes spent idle."""
         self.idle_seconds += len(self.free) * (self._env.now - self._counted_until)
         self._counted_until = self._env.now
-        self.most_out = max(self.most_out, len(self.names) - len(self.free) - len(self.held))
 
     def withdraw(self, node: str) -> None:
         """Take a node out of the free ones."""
@@ -140,7 +141,11 @@ class NodePool:
         """Break *node*; it is repaired after *repair* seconds, and after the time for which all crews are busy."""
         self.withdraw(node)
         self.broken[node] = None
+        self._note_out()
         self._env.process(self._repair(node, repair))
+
+    def _note_out(self) -> None:
+        self.most_out = max(self.most_out, len(self.broken.keys() | self._isolated))
 
     def _repair(self, node: str, seconds: float) -> Steps:
         if self._crews is None:
@@ -152,7 +157,7 @@ class NodePool:
         self.repaired(node)
 
     def leave(self, node: str, seconds: float) -> None:
-        """Take *node*, which no job holds, out for planned maintenance of *seconds*; one that is broken already is repaired in its own time."""
+        """Take *node*, which no job holds, out for *seconds* of planned maintenance; one that is broken is repaired in its own time."""
         if node not in self.broken:
             self.fail(node, seconds)
 
@@ -198,6 +203,8 @@ class NodePool:
             self._isolated.discard(node)
             return
         self._isolated.add(node)
+        self.most_isolated = max(self.most_isolated, len(self._isolated))
+        self._note_out()
         self.withdraw(node)
         if node not in self._in_burn_in:
             self._in_burn_in.add(node)
@@ -244,8 +251,3 @@ class NodePool:
         self, reason: str, evidence: tuple[str, ...] = (), faults: tuple[CordonedFault, ...] = (), *, seen: float | None = None
     ) -> OperatorRequest:
         return OperatorRequest(owner=CONTROLLER, reason=reason, at=self._env.now, seen=seen, evidence=evidence, faults=faults)
-
-    @property
-    def isolated(self) -> int:
-        """Return the number of isolated nodes."""
-        return len(self._isolated)

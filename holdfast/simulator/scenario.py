@@ -17,7 +17,7 @@ from holdfast.spec.files.load import YAML, fields_of, located, read_yaml, valida
 from holdfast.spec.files.problems import nearest, shown
 from holdfast.spec.files.units import Duration, Percent, PositiveDuration, duration_field
 from holdfast.spec.files.yaml_text import Unreadable
-from holdfast.spec.job import NAME, NonEmptyText, PolicyRecoveryTimeouts, SpecModel, is_policy_file, parse_nnodes
+from holdfast.spec.job import NAME, POLICIES, Nnodes, NonEmptyText, PolicyRecoveryTimeouts, SpecModel, is_policy_file
 
 MAX_NODES: Final = 200_000
 LONGEST: Final = timedelta(days=3650)
@@ -39,10 +39,13 @@ class ScenarioCheckpoints(SpecModel):
 
     interval: PositiveDuration | Literal["auto"] = Field(
         default="auto",
-        description="Training time between two checkpoints on disk; `auto`: as `policies` advises for the save, the step and the fault rate.",
+        description="Training time between two checkpoints on disk; `auto`: what `holdfast checkpoint advise` advises for such saves, "
+        "steps and faults.",
     )
     stall: Duration = duration_field("5s", description="Time that training stops for one save.")
-    overlapped: Duration = duration_field("1m", description="Time that a save is written while training continues; until then it cannot be used.")
+    overlapped: Duration = duration_field(
+        "1m", description="Time that a save is written while training continues; it cannot be used before."
+    )
     snapshot_interval: StrictInt = Field(default=1, ge=1, description="Steps between two in-memory snapshots.")
     snapshot_overhead: Share = Field(
         default=0.01, description="Share of the training time that in-memory snapshots cost.", json_schema_extra={"default": "1%"}
@@ -53,7 +56,7 @@ class ScenarioJob(SpecModel):
     """A training job that runs during the whole scenario, or until it has trained for `work`."""
 
     name: Annotated[str, Field(pattern=NAME)] = Field(default="training", description="Name in the results.")
-    nnodes: Annotated[int | str, AfterValidator(parse_nnodes)] = Field(
+    nnodes: Nnodes = Field(
         description='Nodes, or `"MIN:MAX"`: it continues with as few as MIN while nodes are missing, under systems that can.'
     )
     step: PositiveDuration = duration_field("10s", description="Time of one step on all nodes.")
@@ -68,8 +71,8 @@ class ScenarioJob(SpecModel):
     checkpoint: ScenarioCheckpoints = Field(default=ScenarioCheckpoints(), description="Checkpoints and in-memory snapshots.")
     timeouts: PolicyRecoveryTimeouts = Field(
         default=PolicyRecoveryTimeouts(),
-        description="How long each recovery action may take under the Holdfast systems, as `timeouts.recovery` of a job file. The defaults are "
-        "for small jobs: an action that takes longer is cut off, and the next one is tried.",
+        description="How long each recovery action may take under the Holdfast systems, as `timeouts.recovery` of a job file. The "
+        "defaults are for small jobs: an action that takes longer is cut off, and the next one is tried.",
     )
 
     @property
@@ -92,7 +95,9 @@ class ScenarioCluster(SpecModel):
     hot_spares: StrictInt = Field(default=0, ge=0, description="Spare nodes that hold warm processes, under systems that use them.")
     warm_up: Duration = duration_field("5m", description="Time until a free node holds warm processes.")
     repair_crews: StrictInt | None = Field(
-        default=None, ge=1, description="Nodes that are repaired at the same time, the others wait; empty: all, as repair times include waiting."
+        default=None,
+        ge=1,
+        description="Nodes that are repaired at once, the others wait; empty: all, as repair times include waiting.",
     )
     burn_in: Duration = duration_field("20m", description="Time of the burn-in after which a quarantined node may return.")
     operator: Duration = duration_field(
@@ -161,7 +166,7 @@ class SilentCorruption(SpecModel):
     """Wrong results that nothing reports at once: all later checkpoints are corrupt."""
 
     per_1000_node_days: Rate = Field(description="Per 1,000 node-days. The Llama 3 run had 6 in 110,592 node-days: 0.054.")
-    detected_after: PositiveDuration = duration_field("1h", description="Time until it is noticed, the same for all systems. An assumption.")
+    detected_after: PositiveDuration = duration_field("1h", description="Time until it is noticed, under all systems. An assumption.")
 
 
 class ScriptBug(SpecModel):
@@ -227,31 +232,36 @@ class Scenario(SpecModel):
 
 def contradictions(scenario: Scenario) -> Iterator[Problem]:
     """Yield what does not fit together in *scenario*."""
-    needed, nodes = sum(job.nodes for job in scenario.jobs), scenario.cluster.nodes
+    yield from _wrong_sizes(scenario)
+    names = [job.name for job in scenario.jobs]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        yield Problem(field="jobs", reason=f"two jobs are called '{twice}'", cure="Give each one a `name` of its own")
+    sources = scenario.faults.model_dump()
+    if not any(value is not None for value in sources.values()):
+        known = ", ".join(f"`{name}:`" for name in sources)
+        yield Problem(field="faults", reason="no source of faults is named", cure=f"Write at least one of {known} under it")
+    if not is_policy_file(scenario.policy) and scenario.policy not in POLICIES:
+        cure = nearest(scenario.policy, list(POLICIES)) or f"Write {', '.join(POLICIES)}, or the path of a policy file"
+        yield Problem(field="policy", reason=f"no policy is called {shown(repr(scenario.policy))}", cure=cure)
+
+
+def _wrong_sizes(scenario: Scenario) -> Iterator[Problem]:
+    """Yield where there are not enough nodes."""
+    needed, nodes, hot = sum(job.nodes for job in scenario.jobs), scenario.cluster.nodes, scenario.cluster.hot_spares
     if needed > nodes:
         reason = f"the jobs need {needed:,} nodes, and the cluster has {nodes:,}"
         yield Problem(field="cluster.nodes", reason=reason, cure=f"Write at least {needed:,}, and more for spares")
-    if scenario.cluster.hot_spares > nodes - needed >= 0:
-        reason = f"{scenario.cluster.hot_spares:,} hot spares are more than the {nodes - needed:,} nodes that no job needs"
-        yield Problem(field="cluster.hot_spares", reason=reason, cure=f"Raise `cluster.nodes` to {needed + scenario.cluster.hot_spares:,}, or lower it")
+    elif hot > nodes - needed:
+        reason = f"{hot:,} hot spares are more than the {nodes - needed:,} nodes that no job needs"
+        yield Problem(field="cluster.hot_spares", reason=reason, cure=f"Raise `cluster.nodes` to {needed + hot:,}, or lower it")
     for place, job in enumerate(scenario.jobs):
         if job.nodes % job.copies:
             reason = f"{job.nodes:,} nodes cannot hold {job.copies:,} copies of the model of the same size"
             yield Problem(field=f"jobs[{place}].copies", reason=reason, cure=f"Write a divisor of {job.nodes:,}")
-    names = [job.name for job in scenario.jobs]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        yield Problem(field="jobs", reason=f"two jobs are called '{twice}'", cure="Give each one a `name` of its own")
     planned = scenario.maintenance
     if planned is not None and planned.nodes > nodes:
         reason = f"{planned.nodes:,} nodes are more than the cluster's {nodes:,}"
         yield Problem(field="maintenance.nodes", reason=reason, cure="Lower it")
-    sources = scenario.faults.model_dump()
-    if not any(value is not None for value in sources.values()):
-        reason = "no source of faults is named"
-        yield Problem(field="faults", reason=reason, cure=f"Write at least one of {', '.join(f'`{name}:`' for name in sources)} under it")
-    if not is_policy_file(scenario.policy) and scenario.policy not in {"patient", "balanced", "aggressive"}:
-        cure = nearest(scenario.policy, ["patient", "balanced", "aggressive"]) or "Write patient, balanced, aggressive, or the path of a policy file"
-        yield Problem(field="policy", reason=f"no policy is called {shown(repr(scenario.policy))}", cure=cure)
 
 
 def load_scenario(path: str | os.PathLike[str]) -> Scenario:
@@ -259,7 +269,10 @@ def load_scenario(path: str | os.PathLike[str]) -> Scenario:
     file, problems = Path(path), list[Problem]()
     scenario: Scenario | None = None
     if file.suffix.lower() not in YAML:
-        raise BadFile(shown(str(path)), (Problem(field="file", reason=f"the suffix '{shown(file.suffix)}' is not that of YAML", cure="Name it .yaml"),))
+        raise BadFile(
+            shown(str(path)),
+            (Problem(field="file", reason=f"the suffix '{shown(file.suffix)}' is not that of YAML", cure="Name it .yaml"),),
+        )
     try:
         document = read_yaml(file)
         fields = fields_of(document, "Write `name:`, `cluster:`, `jobs:` and `faults:`; examples/simulation has scenarios")

@@ -1,7 +1,7 @@
 """What answers faults: Holdfast at its three levels of integration, and other systems by their public figures.
 
-Holdfast's decisions are those of `holdfast.policies`; another system decides by the few rules here. Figures that a system does not publish are
-taken in its favour where nothing better is known: no time for what it does not mention, no cost in each step.
+Holdfast's decisions are those of `holdfast.policies`; another system decides by the few rules of `SimulatedJob`. Figures that a system does
+not publish are taken in its favour where nothing better is known: no time for what it does not mention, no cost in each step.
 """
 
 from __future__ import annotations
@@ -150,7 +150,13 @@ def _live(name: str, title: str, remove: float, add: float) -> RecoverySystem:
         RecoveryAction.ROLLBACK: waiting,
     }
     return RecoverySystem(
-        name=name, title=title, detect=INSPECTED, plans=plans, migrate=seconds(remove + add, source), grow=seconds(add, source), shrinks=True
+        name=name,
+        title=title,
+        detect=INSPECTED,
+        plans=plans,
+        migrate=seconds(remove + add, source),
+        grow=seconds(add, source),
+        shrinks=True,
     )
 
 

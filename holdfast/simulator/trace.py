@@ -1,7 +1,8 @@
 """Fault traces of real clusters: read, checked, and scaled to other sizes by drawing their nodes anew.
 
-The trace that comes with Holdfast is of InfiniteHBD (SIGCOMM 2025, arXiv:2502.03885): 400 servers of 8 GPUs over 348 days, Apache License 2.0
-(`data/infinitehbd_LICENSE`). All its faults took the server out of service, so all of them interrupt a simulated job on it.
+The trace that comes with Holdfast is of InfiniteHBD (SIGCOMM 2025, arXiv:2502.03885): 400 servers of 8 GPUs over 348 days, under the
+Apache License 2.0 (`data/infinitehbd_LICENSE`). All its faults took the server out of service, so all of them interrupt
+a simulated job on it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from holdfast.errors import BadFile, Problem
@@ -25,8 +28,8 @@ SERVERS: Final = {"infinitehbd": 400}
 """Servers of a trace, including those that never had a fault and are not in the file."""
 MAX_BYTES: Final = 200 * 2**20
 MAX_GAP: Final = 60 * DAY
-"""A longer time without any event is a hole in the recording, at least if it is this many times the mean:"""
-GAP_RATIO: Final = 100.0
+"""A longer time without any event is a hole in the recording, at least if it is this many times the median:"""
+GAP_RATIO: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +89,7 @@ def _refused(path: Path | str, reason: str, cure: str, field: str = "file") -> B
 def _parsed(data: Any, name: str, servers: int) -> FaultTrace:  # noqa: ANN401 (any JSON)
     """Return the trace in *data*, of at least as many *servers*."""
     if not isinstance(data, list) or not data:
-        raise _refused(name, "is not a list of events", "Write a list of objects with node_id, event_time (days), event_type and fault_type")
+        raise _refused(name, "is not a list of events", "Write objects with node_id, event_time (days), event_type and fault_type")
     events = [_event(one, place, name) for place, one in enumerate(data)]
     times = [at for _, at, _, _ in events]
     if problems := tuple(_holes(times)):
@@ -123,13 +126,13 @@ def _event(one: Any, place: int, name: str) -> tuple[str, float, bool, Cause]:  
 
 def _holes(times: Sequence[float]) -> Iterator[Problem]:
     """Yield what is wrong with the order of events, and with times without any."""
-    mean = (times[-1] - times[0]) / max(1, len(times) - 1)
-    for place, (before, after) in enumerate(zip(times, times[1:], strict=False), 1):
+    usual = median([after - before for before, after in pairwise(times)]) if len(times) > 1 else 0.0
+    for place, (before, after) in enumerate(pairwise(times), 1):
         if after < before:
             reason = f"its time, {after / DAY:g} d, is before that of the event above it"
             yield Problem(field=f"event {place}", reason=reason, cure="Sort the events by time")
             return
-        if after - before > max(MAX_GAP, GAP_RATIO * mean):
+        if after - before > max(MAX_GAP, GAP_RATIO * usual):
             reason = f"nothing is recorded from {before / DAY:g} d to {after / DAY:g} d: as if no node had failed"
             yield Problem(field=f"event {place}", reason=reason, cure="Cut the trace there, and simulate the parts")
             return

@@ -206,15 +206,19 @@ def find_places(case: Case, unhealthy: frozenset[int]) -> tuple[tuple[Placement,
     ready = [one for one in case.hot_spares if one.node not in removed]
     spares = [node for node in case.spares if node not in removed]
     found, unplaced = list[Placement](), set[int]()
-    load = Counter({node: sum(rank not in unhealthy for rank in ranks.get(node, ())) for node in spares})
+    load = Counter[str]()
+
+    def loaded(node: str) -> int:
+        return load[node] + sum(rank not in unhealthy for rank in ranks.get(node, ()))
+
     for rank in sorted(unhealthy, key=lambda rank: (home[rank] not in removed, rank)):
         best = min(ready, key=lambda one: _mismatch(case, rank, home[rank], one), default=None)
         if best is not None:
             ready.remove(best)
             found.append(Placement(rank=rank, node=best.node, hot_spare=best.id))
             continue
-        free = (node for node in spares if load[node] < ranks.most)
-        node = home[rank] if home[rank] not in removed else min(free, key=load.__getitem__, default=None)
+        free = (node for node in spares if loaded(node) < ranks.most)
+        node = home[rank] if home[rank] not in removed else min(free, key=loaded, default=None)
         if node is None:
             unplaced.add(rank)
             continue

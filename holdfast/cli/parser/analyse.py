@@ -53,6 +53,22 @@ def cost() -> None:
     """
 
 
+@command(
+    "analyse.simulate.simulate",
+    "holdfast simulate examples/simulation/pretraining-16k.yaml",
+    "holdfast simulate pretraining.yaml --workers 8 --results pretraining.jsonl",
+)
+@click.argument("scenario", type=file_path)
+@click.option("--workers", type=from_one, default=1, show_default=True, metavar="N", help="Processes that simulate at the same time.")
+@click.option("--results", type=file_path, metavar="FILE", help="Keep finished runs in FILE, and go on from those that it has.")
+def simulate() -> None:
+    """Simulate what faults cost, at any scale.
+
+    SCENARIO is a file with a cluster, jobs, sources of faults, and the systems to compare. All systems get the same faults. Holdfast's
+    decisions are those of its policies; the figures of other systems are public ones, and `--json` names their sources.
+    """
+
+
 @app.group(
     cls=Group,
     no_args_is_help=True,

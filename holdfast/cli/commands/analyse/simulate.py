@@ -1,0 +1,138 @@
+"""`holdfast simulate`: what faults cost a scenario under each system."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from holdfast.cli.output import echo, echo_facts, echo_json, echo_table, echo_wrapped, heading, hint, section
+from holdfast.errors import BadFile, Problem
+from holdfast.report.text.wording import NOTHING, duration, plural, share
+from holdfast.simulator.engine import simulate as simulate_run
+from holdfast.simulator.results import ResultFile, Spread, SystemResult, simulate_all
+from holdfast.simulator.scenario import Scenario, load_scenario
+from holdfast.simulator.systems import SYSTEMS, RecoverySystem
+from holdfast.spec.files.problems import shown
+
+HEAD: Final = ("SYSTEM", "ETTR", "GOODPUT", "LOST", "WASTED", "DOWNTIME", "JOB FAILED")
+WIDTH: Final = 100
+
+
+def simulate(scenario: Path, workers: int, results: Path | None, *, as_json: bool) -> int:
+    """Simulate the scenario in a file, and show what each system makes of it."""
+    found = load_scenario(scenario)
+    file = _result_file(results, found)
+    done = run_all(found, workers=workers, file=file, quiet=as_json)
+    if as_json:
+        echo_json(record(found, done))
+    else:
+        _show(found, done)
+    return 0
+
+
+def _result_file(path: Path | None, scenario: Scenario) -> ResultFile | None:
+    try:
+        return None if path is None else ResultFile(path, scenario)
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror or error}"
+        raise BadFile(shown(str(path)), (Problem(field="file", reason=reason, cure="Name a file that you may write"),)) from None
+
+
+def run_all(scenario: Scenario, *, workers: int, file: ResultFile | None = None, quiet: bool = False) -> list[SystemResult]:
+    """Simulate all runs, with a progress bar on a terminal."""
+    runs = scenario.runs * len(set(scenario.systems))
+    if quiet or not sys.stderr.isatty():
+        return simulate_all(scenario, simulate_run, workers=workers, file=file)
+    with click.progressbar(length=runs, label="simulating", file=sys.stderr) as bar:
+        return simulate_all(scenario, simulate_run, workers=workers, file=file, on_done=lambda: bar.update(1))
+
+
+def record(scenario: Scenario, results: Sequence[SystemResult]) -> dict[str, Any]:
+    """Return the results for programs, with the phase times and their sources."""
+    return {
+        "scenario": scenario.model_dump(mode="json"),
+        "systems": [one.record() | {"title": SYSTEMS[one.system].title, "figures": figures(SYSTEMS[one.system])} for one in results],
+    }
+
+
+def figures(system: RecoverySystem) -> dict[str, Any]:
+    """Return what the simulator knows about *system*: the mean of each phase at steps of ten seconds, and its source."""
+    step = 10.0
+    plans = {**{str(action): plan for action, plan in system.plans.items()}}
+    plans |= {f"{action}, no hot spare": plan for action, plan in system.cold.items()}
+    return {
+        "detect": {str(symptom): {"seconds": time.mean(step), "source": time.source} for symptom, time in system.detect.items()},
+        "actions": {
+            name: {
+                "phases": [{"phase": phase, "seconds": time.mean(step), "source": time.source} for phase, time in plan.phases],
+                "continues_from": str(plan.restore),
+            }
+            for name, plan in plans.items()
+        },
+    }
+
+
+def _show(scenario: Scenario, results: Sequence[SystemResult]) -> None:
+    gpus = sum(job.nodes for job in scenario.jobs) * scenario.cluster.gpus_per_node
+    events = Spread.of(run.events for run in results[0].runs)
+    heading(f"{scenario.name}: {gpus:,} GPUs for {duration(scenario.duration.total_seconds())}, {plural(scenario.runs, 'run')}")
+    faults = f"{events.median:,.0f}" + (f" ({events.low:,.0f} to {events.high:,.0f})" if events.low < events.high else "")
+    spares = f"{plural(scenario.spares, 'spare node')}, {scenario.cluster.hot_spares} of them warm under systems that use hot spares"
+    echo_facts([("faults", f"{faults} in the cluster, the same for every system"), ("nodes", spares), ("policy", scenario.policy)])
+    echo()
+    echo_table(HEAD, [_row(one) for one in results])
+    echo()
+    echo_wrapped(
+        "Median of the runs, with the range. LOST: GPU-hours of the jobs without progress, a week; WASTED: with idle nodes.", width=WIDTH
+    )
+    section("Where the jobs' time went")
+    shares = [one.shares() for one in results]
+    names = list(dict.fromkeys(name for one in shares for name in one))
+    echo_table(["", *(one.system.upper() for one in results)], [[name, *(_part(one.get(name)) for one in shares)] for name in names])
+    for one in results:
+        _warn(one)
+
+
+def _row(result: SystemResult) -> list[str]:
+    downtimes = [job.downtime_median for run in result.runs for job in run.jobs.values() if job.downtime_median is not None]
+    failures = result.total(lambda job: job.failures)
+    return [
+        result.system,
+        _ranged(result.spread(lambda one: one.ettr), share),
+        _ranged(result.spread(lambda one: one.goodput), share),
+        _ranged(result.spread(lambda one: one.lost_per_week), _hours),
+        _ranged(result.spread(lambda one: one.wasted_per_week), _hours),
+        duration(Spread.of(downtimes).median) if downtimes else NOTHING,
+        plural(failures, "time") if failures else "never",
+    ]
+
+
+def _ranged(spread: Spread, text: Any) -> str:  # noqa: ANN401 (a function from a number to text)
+    median, low, high = text(spread.median), text(spread.low), text(spread.high)
+    return median if low == high else f"{median} ({low} to {high})"
+
+
+def _hours(number: float) -> str:
+    return f"{number:,.3g} h" if number < 1000 else f"{number:,.0f} h"  # noqa: PLR2004 (digits)
+
+
+def _part(number: float | None) -> str:
+    return NOTHING if number is None else f"{100 * number:.2f} %"
+
+
+def _warn(result: SystemResult) -> None:
+    """Say what a reader would otherwise take for a property of the system."""
+    for action, number in result.timed_out.items():
+        plan = next((plan for name, plan in SYSTEMS[result.system].plans.items() if name == action), None)
+        takes = f" It takes about {duration(plan.seconds(10.0))} here." if plan is not None else ""
+        hint(
+            f"{result.system}: {plural(number, 'attempt')} at {action} ended at the policy's timeout.{takes} "
+            f"Raise `timeouts: {{{action.replace('-', '_')}: ...}}` of the job, here and in the job file."
+        )
+    reasons = dict.fromkeys(job.failed_reason for run in result.runs for job in run.jobs.values() if job.failed_reason)
+    for reason in list(reasons)[:1]:
+        hint(f"{result.system}: the job failed and was started again by a person; first because: {reason}")
