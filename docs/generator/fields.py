@@ -63,7 +63,7 @@ def scenario_file_page() -> str:
     return page(
         "# Scenario file\n",
         f"{Scenario.__doc__}\n",
-        f"{UNITS} `holdfast simulate FILE` checks a scenario and simulates it; [Plan with the simulator](../how-to/simulate.md) shows how.\n",
+        f"{UNITS} `holdfast simulate FILE` checks and simulates a scenario; [Plan with the simulator](../how-to/simulate.md) shows how.\n",
         f"{SCHEMA.format(file='scenario.json')}\n",
         f"```yaml\n{SCENARIO.read_text()}```\n",
         "## Top level\n",

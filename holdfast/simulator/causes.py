@@ -35,6 +35,8 @@ class Cause:
     symptom: Symptom = Symptom.CRASH
     of_process: bool = False
     """Only one process ends: its node needs no repair."""
+    degrades: bool = False
+    """The node still works, but is taken out for repair as soon as another one can replace it."""
 
     def __post_init__(self) -> None:
         assert self.kind in CATALOGUE, self.kind
@@ -78,17 +80,17 @@ BUG: Final = Cause(name="bug of the script", kind="worker-exception", of_process
 
 _OF_TRACE: Final[Sequence[tuple[str, str, Cause]]] = (
     ("GPU", "DBE", Cause(name="GPU double-bit errors", kind="gpu-ecc-uncorrectable")),
-    ("GPU", "SBE", Cause(name="GPU single-bit errors", kind="gpu-recovery-drain")),
-    ("GPU", "PCI link width", Cause(name="GPU link width", kind="gpu-pcie-slow")),
+    ("GPU", "SBE", Cause(name="GPU single-bit errors", kind="gpu-recovery-drain", degrades=True)),
+    ("GPU", "PCI link width", Cause(name="GPU link width", kind="gpu-pcie-slow", degrades=True)),
     ("GPU", "nvidia-smi", Cause(name="nvidia-smi timeout", kind="gpu-query-stuck", symptom=Symptom.HANG)),
     ("GPU", "Temperature", Cause(name="GPU temperature", kind="gpu-heat-shutdown")),
     ("GPU", "Silent", Cause(name="silent data corruption", kind="silent-corruption")),
     ("GPU", "", Cause(name="GPU", kind="gpu-off-bus")),
     ("Parameter Plane Cable", "", Cause(name="cable", kind="link-down", symptom=Symptom.HANG)),
     ("NIC", "Lost", Cause(name="NIC lost", kind="mlx5-health", symptom=Symptom.HANG)),
-    ("NIC", "", Cause(name="NIC", kind="port-rate-low", symptom=Symptom.HANG)),
-    ("Fan", "", Cause(name="fan", kind="fan-failed")),
-    ("Power Supply", "", Cause(name="power supply", kind="psu-failed")),
+    ("NIC", "", Cause(name="NIC", kind="port-rate-low", degrades=True)),
+    ("Fan", "", Cause(name="fan", kind="fan-failed", degrades=True)),
+    ("Power Supply", "", Cause(name="power supply", kind="psu-failed", degrades=True)),
     ("Stress Test Failure", "", Cause(name="stress test failed", kind="gpu-diagnostic-failed")),
     ("CPU", "", Cause(name="CPU", kind="cpu-machine-check", symptom=Symptom.NODE_LOST)),
     ("Motherboard", "", Cause(name="motherboard", kind="board-watchdog", symptom=Symptom.NODE_LOST)),

@@ -66,6 +66,7 @@ def simulate(
             gpus_per_node=cluster.gpus_per_node,
             nodes_per_rack=cluster.nodes_per_rack,
             operator=cluster.operator.total_seconds(),
+            end=scenario.duration.total_seconds(),
             bug_at=bug.at.total_seconds() if bug is not None else None,
             count_startup=scenario.count_startup,
             seed=f"{scenario.seed}/{run}/{system.name}/{job.name}",
@@ -118,12 +119,13 @@ def _fail(env: simpy.Environment, event: NodeFault, node: str, job: SimulatedJob
     if event.cause.symptom is Symptom.SILENT and job is not None:
         env.process(_notice(env, event, job, pool))
     elif node not in pool.broken:
-        if event.repair > 0:
+        breaks = event.repair > 0 and not (event.cause.degrades and job is not None)
+        if breaks:
             pool.fail(node, event.repair)
             if job is None:
                 pool.see(Fault(kind=event.cause.kind, at=env.now, node=node, quote=event.cause.name))
         if job is not None:
-            job.hit(Hit(node=node, cause=event.cause, at=env.now, breaks=event.repair > 0))
+            job.hit(Hit(node=node, cause=event.cause, at=env.now, breaks=breaks, repair=event.repair))
 
 
 def _notice(env: simpy.Environment, event: NodeFault, job: SimulatedJob, pool: NodePool) -> Steps:

@@ -56,6 +56,8 @@ class Hit:
     at: float
     breaks: bool
     """The node cannot run ranks until it is repaired."""
+    repair: float = 0.0
+    """Seconds that the repair of a node takes that works until then."""
     corrupt_since: float | None = None
     """Training done when results became wrong; None: they did not."""
     signature: str = ""
@@ -119,12 +121,13 @@ class SimulatedJob:
         gpus_per_node: int,
         nodes_per_rack: int,
         operator: float,
+        end: float,
         bug_at: float | None,
         count_startup: bool,
         seed: str,
     ) -> None:
         self._env, self.spec, self._system, self._policy, self._pool = env, spec, system, policy, pool
-        self._width, self._rack, self._operator, self._bug_at = gpus_per_node, nodes_per_rack, operator, bug_at
+        self._width, self._rack, self._operator, self._bug_at, self._end = gpus_per_node, nodes_per_rack, operator, bug_at, end
         self.account = JobAccount()
         self.progress = TrainingProgress(pace, self.account)
         self._numbers = random.Random(seed)  # noqa: S311 (a simulation)
@@ -139,6 +142,8 @@ class SimulatedJob:
         """Copies of the model that a system without shared ranks has lost for now."""
         self._broken: dict[str, Hit] = {}
         """Nodes of the job that cannot run ranks."""
+        self._degraded: dict[str, float] = {}
+        """Nodes that are repaired when the job leaves them: seconds of the repair."""
         self._slow: dict[str, float] = {}
         self._moved: deque[PastMigration] = deque(maxlen=50)
         self._attempts: deque[Attempt] = deque(maxlen=policy.budget.max_recoveries + policy.budget.max_recoveries_without_progress + 8)
@@ -176,6 +181,8 @@ class SimulatedJob:
         self.account.faults += 1
         if hit.breaks:
             self._broken[hit.node] = hit
+        elif hit.repair:
+            self._degraded[hit.node] = hit.repair
         self._send(hit)
 
     def slow_down(self, node: str, share: float, seconds: float) -> None:
@@ -359,6 +366,10 @@ class SimulatedJob:
             if (yield from self._spend(phase, seconds)):
                 return False
             spent.append((phase, seconds))
+        if any(one.cause.symptom is Symptom.HANG for one in self._broken.values()) and limit < float("inf"):
+            self.account.timed_out[action] += 1
+            incident.tried.append(action)
+            yield from self._spend("failed attempt", limit - sum(one for _, one in spent))
         return not self._broken
 
     def _restore(self, restore: Restore, incident: IncidentInWork) -> None:
@@ -445,6 +456,8 @@ class SimulatedJob:
     def _decide_by_figures(self, case: Case) -> Decision:
         """Return what a system without policies does: replace broken nodes, or wait for nodes; it goes on with fewer if it can."""
         reason, bad = case.diagnosis.reason, tuple(self._broken)
+        if len(bad) + len(self._degraded) <= len(case.spares):
+            bad += tuple(node for node in self._degraded if node not in self._broken)
         if not bad:
             return Decision(action=RecoveryAction.RESTART_WORKERS, reason=reason)
         add = tuple(self._pool.prefer_hot(len(bad)) if self._system.hot_spares else case.spares[: len(bad)])
@@ -538,6 +551,7 @@ class SimulatedJob:
         hot = all(node in warm for node in decision.add) if decision.add else bool(warm)
         if decision.drop or decision.add:
             self._exchange(decision.drop, decision.add)
+        self._fill_up()
         self._consolidate()
         return hot
 
@@ -579,6 +593,8 @@ class SimulatedJob:
         self._warm.pop(node, None)
         self._broken.pop(node, None)
         self._slow.pop(node, None)
+        if repair := self._degraded.pop(node, 0.0):
+            self._pool.leave(node, repair)
         self._pool.release(node)
 
     def _seat(self, decision: Decision) -> bool:
@@ -679,10 +695,10 @@ class SimulatedJob:
         if not self._system.managed:
             return
         plan, progress = self._system.plan(RecoveryAction.REPLACE_NODE, hot=False), self.progress
-        left = (self.spec.work.total_seconds() - progress.done) / max(1e-9, self.capacity) if self.spec.work else None
+        work = self.spec.work.total_seconds() - progress.done if self.spec.work else self._end - self._env.now
         back = 0.0 if self._system.snapshots else progress.done - progress.newest_checkpoint()
         cost = plan.seconds(progress.pace.step) + back
-        if restart_pays_off(left=left, cost=cost, held=len(self._nodes), coming=coming):
+        if restart_pays_off(left=work / max(1e-9, self.capacity), cost=cost, held=len(self._nodes), coming=coming):
             self._fill_up()
             yield from self._pass(plan)
             progress.restore(progress.newest_snapshot() if plan.restore is Restore.SNAPSHOT else progress.newest_checkpoint())
@@ -778,8 +794,9 @@ class SimulatedJob:
         if action is DrainAction.MOVE and migrate is not None:
             yield from self._spend(accounts.MIGRATION, migrate.draw(self._numbers, self.progress.pace.step))
             return
-        if len(self._nodes) < self.spec.min_nodes:
-            yield from self._wait(self.spec.min_nodes, forever=True)
+        needed = self.spec.min_nodes if self._system.managed or self._system.shrinks else self.spec.nodes
+        if len(self._nodes) < needed:
+            yield from self._wait(needed, forever=True)
         yield from self._pass(self._system.plan(RecoveryAction.REPLACE_NODE, hot=False))
 
     def _drain_later(self, node: str, by: float, seconds: float) -> Steps:

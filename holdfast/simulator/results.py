@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -257,7 +258,7 @@ def _results(
         for system, run in missing:
             yield simulate(scenario, system, run)
         return
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:  # a fork would copy threads of the caller
         futures = [pool.submit(simulate, scenario, system, run) for system, run in missing]
         try:
             for future in as_completed(futures):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +24,7 @@ EVENTS = st.lists(
 ).map(lambda events: sorted(events, key=lambda one: one.at))
 
 
-def ran(events: list[NodeFault], system: str, policy: str, **fields: object) -> RunResult:
+def ran(events: list[NodeFault], system: str, policy: str, **fields: Any) -> RunResult:
     """Return what comes of *events* within four days, of which the last two are quiet; check what holds of every run."""
     made = scenario(nodes=NODES, nnodes=f"4:{WIDTH}", copies=4, duration="4d", policy=policy, **fields)
     result = simulate(made, system, 0, events=events)

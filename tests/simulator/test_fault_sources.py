@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ def faults_of(faults: dict[str, Any], *, nodes: int = 1000, days: int = 100, run
 
 def variation(times: list[float]) -> float:
     """Return the coefficient of variation of the times between *times*: 1 for independent faults."""
-    gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(times)]
     return statistics.pstdev(gaps) / statistics.mean(gaps)
 
 

@@ -95,7 +95,6 @@ SYNONYMS: Final[Mapping[str, Mapping[str, str]]] = {
         "diagnose": "classify",
         "scan": "classify",
         "replay": "policy replay",
-        "simulate": "policy replay",
         "policies": "policy show",
         # set up
         "example": "demo",
@@ -160,7 +159,6 @@ SYNONYMS: Final[Mapping[str, Mapping[str, str]]] = {
         "list": "policy show",
         "ls": "policy show",
         "validate": "policy check",
-        "simulate": "policy replay",
         "describe": "policy show",
     },
     "notify": {"list": "notify ls", "remove": "notify rm", "delete": "notify rm", "send": "notify test", "create": "notify add"},
