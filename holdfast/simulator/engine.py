@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections import defaultdict
 from collections.abc import Generator, Sequence
 from typing import Any, Final
@@ -31,11 +32,16 @@ Steps = Generator[simpy.Event, Any, None]
 
 def policy_in(scenario: Scenario) -> Policy:
     """Return the policy of *scenario*; raise `BadFile` for a file that cannot be used."""
-    if is_policy_file(scenario.policy):
-        return load_policy(scenario.policy)
-    if scenario.policy not in NAMED:
-        raise UnknownPolicy(scenario.policy, (), tuple(NAMED))
-    return NAMED[scenario.policy]
+    return policy_named(scenario.policy)
+
+
+def policy_named(name: str) -> Policy:
+    """Return the policy of this *name*, or in the file *name*; raise `UnknownPolicy`, or `BadFile` for a file that cannot be used."""
+    if is_policy_file(name):
+        return load_policy(name)
+    if name not in NAMED:
+        raise UnknownPolicy(name, tuple(difflib.get_close_matches(name, NAMED, n=1)), tuple(NAMED))
+    return NAMED[name]
 
 
 def simulate(

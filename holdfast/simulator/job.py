@@ -42,6 +42,8 @@ from holdfast.simulator.systems import RecoveryPlan, RecoverySystem, Restore
 MAX_FAULTS: Final = 500
 """Past faults of one kind that a case has, as in the controller."""
 MAX_FAILURES: Final = 50
+MOMENT: Final = 1e-3
+"""Seconds before a deadline that count as the deadline: sums of times are rounded."""
 SLOW: Final = "rank-straggles"
 CAPACITY: Final = "capacity"
 Steps = Generator[simpy.Event, Any, Any]
@@ -246,6 +248,7 @@ class SimulatedJob:
                 yield from self._answer_news()
 
     def _train(self) -> None:
+        self._pool.note_vacant(self.spec.name, len(self._nodes) - self._ranks.total / self._width)
         self._news = self._env.event()
         if self._inbox:
             self._news.succeed()
@@ -392,7 +395,7 @@ class SimulatedJob:
         self.account.failures += 1
         self.account.failed_reason = self.account.failed_reason or decision.reason
         end = self._env.now + self._operator
-        while self._env.now < end:
+        while self._env.now < end - MOMENT:
             yield from self._spend(accounts.FAILED, end - self._env.now)
             self._new_hits()
         for node in [one for one in self._nodes if one in self._broken]:
@@ -508,8 +511,8 @@ class SimulatedJob:
             return ()
         if self._ranks.total == self.spec.nodes * self._width:
             return self._copies
-        known = self._ranks.ranks()
-        return tuple(copy for copy in self._copies if known >= set(copy))
+        known = set(self._ranks.ranks())
+        return tuple(copy for copy in self._copies if known.issuperset(copy))
 
     def _past(self, incident: IncidentInWork) -> tuple[PastRecovery, ...]:
         attempts = list(self._attempts)
@@ -671,7 +674,7 @@ class SimulatedJob:
             self._fill_up()
             if len(self._nodes) >= need:
                 return True
-            if self._env.now >= end:
+            if self._env.now >= end - MOMENT:
                 return False
             began, self._news = self._env.now, self._env.event()
             self._spending = "wait", began
@@ -706,7 +709,7 @@ class SimulatedJob:
     def _grow_live(self) -> Steps:
         """Start missing ranks in complete copies of the model while the others train."""
         room = {node: self._width - len(self._ranks.get(node, ())) for node in (*self._nodes, *self._pool.free)}
-        found = placements_to_grow(self._copies, self._ranks.ranks(), {node: some for node, some in room.items() if some > 0})
+        found = placements_to_grow(self._copies, set(self._ranks.ranks()), {node: some for node, some in room.items() if some > 0})
         if not found or self._system.grow is None:
             return
         came = [node for node in dict.fromkeys(found.values()) if node not in self._place]

@@ -58,7 +58,9 @@ class NodePool:
         self.on_repaired: list[Callable[[str], None]] = []
         """Called when a node that a job still holds was repaired."""
         self.idle_seconds = 0.0
-        """Node-seconds that nodes were free."""
+        """Node-seconds that nodes were free, parts of nodes that a job holds included."""
+        self._vacant: dict[str, float] = {}
+        """Nodes that each job holds beyond those that its ranks fill."""
         self.most_out = 0
         """Most nodes that were broken or isolated at the same time."""
         self.most_isolated = 0
@@ -124,8 +126,14 @@ class NodePool:
 
     def count(self) -> None:
         """Add the time since the last call to what the free nodes spent idle."""
-        self.idle_seconds += len(self.free) * (self._env.now - self._counted_until)
+        self.idle_seconds += (len(self.free) + sum(self._vacant.values())) * (self._env.now - self._counted_until)
         self._counted_until = self._env.now
+
+    def note_vacant(self, job: str, nodes: float) -> None:
+        """Note that *job* holds so many *nodes* more than its ranks fill."""
+        if self._vacant.get(job, 0.0) != nodes:
+            self.count()
+            self._vacant[job] = nodes
 
     def withdraw(self, node: str) -> None:
         """Take a node out of the free ones."""

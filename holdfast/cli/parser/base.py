@@ -28,7 +28,7 @@ HEADINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "Watch": ("ps", "status", "logs", "incidents"),
     "Nodes": ("node",),
     "Checkpoints": ("checkpoint",),
-    "Analyse": ("report", "cost", "simulate", "faults", "classify", "policy"),
+    "Analyse": ("report", "cost", "simulate", "plan", "faults", "classify", "policy"),
     "Set up": ("demo", "notify", "admin"),
 }
 """The top-level commands under the headings of `holdfast --help`."""

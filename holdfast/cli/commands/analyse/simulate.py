@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,21 +17,54 @@ from holdfast.simulator.engine import simulate as simulate_run
 from holdfast.simulator.results import ResultFile, Spread, SystemResult, simulate_all
 from holdfast.simulator.scenario import Scenario, load_scenario
 from holdfast.simulator.systems import SYSTEMS, RecoverySystem
+from holdfast.simulator.validation import targets
 from holdfast.spec.files.problems import shown
 
 HEAD: Final = ("SYSTEM", "ETTR", "GOODPUT", "LOST", "WASTED", "DOWNTIME", "JOB FAILED")
 WIDTH: Final = 100
 
 
-def simulate(scenario: Path, workers: int, results: Path | None, *, as_json: bool) -> int:
-    """Simulate the scenario in a file, and show what each system makes of it."""
+def simulate(  # noqa: PLR0913 (the command's options)
+    scenario: Path | None, runs: int | None, workers: int, results: Path | None, *, validate: bool, as_json: bool
+) -> int:
+    """Simulate the scenario in a file and show what each system makes of it, or compute published figures."""
+    if validate:
+        return _validate(scenario, runs or 3, as_json=as_json)
+    if scenario is None:
+        raise click.UsageError("name a SCENARIO file, or use `--validate`; examples/simulation has scenarios")
     found = load_scenario(scenario)
+    found = found if runs is None else found.model_copy(update={"runs": runs})
     file = _result_file(results, found)
     done = run_all(found, workers=workers, file=file, quiet=as_json)
     if as_json:
         echo_json(record(found, done))
     else:
         _show(found, done)
+    return 0
+
+
+def _validate(file: Path | None, runs: int, *, as_json: bool) -> int:
+    """Show each published figure and what the simulator makes of it, a line each, and write them to *file*."""
+    lines = list[str]()
+    for target in targets(runs=runs):
+        fields = target.record()
+        lines.append(json.dumps(fields))
+        if as_json:
+            echo(lines[-1])
+            continue
+        goal = NOTHING if target.goal is None else f"{target.goal:.4g}"
+        computed = NOTHING if target.values is None else f"{target.values.median:.4g}"
+        met = {None: "shown only", True: "met", False: "not met" if target.values else "not reproducible"}[target.met]
+        echo(f"{met}: {target.what}: {computed} {target.unit}, published {goal}")
+        if target.reason:
+            echo_wrapped(target.reason, "    ", width=WIDTH)
+    if file is not None:
+        try:
+            file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        except OSError as error:
+            raise BadFile(
+                shown(str(file)), (Problem(field="file", reason=error.strerror or str(error), cure="Name another one"),)
+            ) from None
     return 0
 
 
