@@ -130,9 +130,14 @@ def meta_mttf(runs: int) -> Iterator[ValidationTarget]:
         if gpus == 1024:  # noqa: PLR2004 (as published)
             reason = "7.9 h were measured; the paper's rate of node failures explains 29 h. Why small jobs end otherwise it does not say"
         yield ValidationTarget(
-            name=f"meta-mttf-{gpus}", what=f"mean time to failure on {gpus:,} GPUs", unit="h", goal=goal, values=_spread(runs, mttf), source=META,
+            name=f"meta-mttf-{gpus}",
+            what=f"mean time to failure on {gpus:,} GPUs",
+            unit="h",
+            goal=goal,
+            values=_spread(runs, mttf),
+            source=META,
             reason=reason,
-        )  # fmt: skip
+        )
 
 
 def meta_ettr(runs: int) -> Iterator[ValidationTarget]:
@@ -167,8 +172,8 @@ def llama_3(runs: int) -> Iterator[ValidationTarget]:
         goal=0.9,
         values=_spread(runs, lambda run: simulate(scenario, system, run).ettr),
         source=LLAMA,
-        reason="Restart and checkpoint interval are not published: 6.47 min as in TrainMover's table 1; 6.48 TB of state (16 bytes a parameter) "
-        f"at the published 2 TB/s take {save:.1f} s, for which Daly's interval is {interval:.0f} s",
+        reason="Restart and checkpoint interval are not published: 6.47 min as in TrainMover's table 1; 6.48 TB of state (16 bytes a "
+        f"parameter) at the published 2 TB/s take {save:.1f} s, for which Daly's interval is {interval:.0f} s",
     )
 
 
@@ -186,7 +191,7 @@ def clockwork(runs: int) -> Iterator[ValidationTarget]:
         (
             "clockwork-restart-nccl-timeout",
             600.0,
-            f"; and 600 s until the fault is detected, the {TORCH}, which the source does not mention",
+            f"; and 600 s until a fault is detected, the {TORCH}, which the source does not mention",
         ),
     ):
         system = _system(name, stated, Restore.DISK, detect=detection)
@@ -239,9 +244,7 @@ def trainmover(runs: int) -> Iterator[ValidationTarget]:
         (131_072, without, 0.55, "131,072 GPUs, share saved against the variant without standbys", 7),
     )
     for gpus, other, goal, what, days in published:
-        implied = (
-            "the variant's downtime is not published: 50 s were inferred from the other figures, so this only shows whether they agree"
-        )
+        implied = "the variant's downtime is not published: 50 s were inferred from these figures, so this only shows if they agree"
         own = "Parcae: 21 s to remove and 200 s to add a node, measured on 32 GPUs"
 
         def saved(run: int, gpus: int = gpus, other: RecoverySystem = other, days: int = days) -> float:

@@ -92,3 +92,49 @@ def test_what_cannot_be_used_is_refused_without_a_traceback(here: Command, tmp_p
     done = here("simulate", written(tmp_path), "--results", "text.txt")
     assert done.returncode == OPERATOR_ERROR
     assert mentions(done.stderr, "text.txt", "line 1", "no result of a simulation")
+
+
+def test_each_published_figure_is_reproduced_or_the_reason_is_given(here: Command, tmp_path: Path) -> None:
+    """One line a target, with median, goal and met; the same lines are in the file."""
+    lines = here("simulate", "--validate", "--runs", "1", "--json", "targets.jsonl").stdout.splitlines()
+    assert (tmp_path / "targets.jsonl").read_text().splitlines() == lines
+    targets = {one["name"]: one for one in map(json.loads, lines)}
+    assert len(targets) == len(lines) > 15
+    for one in targets.values():
+        assert one["source"]
+        assert one["met"] is True or one["reason"], one
+        if one["met"]:
+            assert abs(one["median"] - one["goal"]) <= 0.1 * one["goal"]
+    assert {"meta-mttf-16384", "meta-mttf-131072", "meta-ettr-267s-1800s", "trainmover-131072-parcae"} <= {
+        name for name, one in targets.items() if one["met"]
+    }
+    assert targets["clockwork-torchft"]["median"] is None
+
+
+def test_a_plan_recommends_what_wastes_least_and_shows_the_rest(here: Command) -> None:
+    """For a job of 64 nodes: no choice that it shows wastes clearly less than the recommended one, and no spare at all wastes more."""
+    found = json.loads(here("plan", "--gpus", "512", "--runs", "1", "--price", "2", "--json").stdout)
+    chosen = found["recommended"]
+    wasted = {one["value"]: one["wasted_gpu_hours_per_week"]["median"] for one in found["spare_nodes"]}
+    assert wasted[chosen["spare_nodes"]] <= 1.02 * min(wasted.values())
+    assert wasted[0] > wasted[chosen["spare_nodes"]]
+    assert chosen["cost_per_week"] == pytest.approx(2 * chosen["wasted_gpu_hours_per_week"]["median"])
+    assert found["systems"][0]["choice"] == "holdfast-groups"
+    assert found["assumptions"][0]["wasted_gpu_hours_per_week"] == chosen["wasted_gpu_hours_per_week"]
+    assert len(found["assumptions"]) > 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("plan", "--gpus", "12"), ("--gpus", "12 GPUs do not fill nodes of 8", "8 or 16")),
+        (("plan", "--gpus", "64", "--copies", "3"), ("--copies", "8 nodes cannot hold 3 copies", "divisor of 8")),
+        (("plan", "--gpus", "64", "--policy", "agressive"), ("agressive", "aggressive")),
+        (("simulate",), ("SCENARIO", "--validate")),
+    ],
+)
+def test_a_plan_for_what_cannot_be_is_refused(here: Command, arguments: tuple[str, ...], said: tuple[str, ...]) -> None:
+    """In one line with a cure."""
+    done = here(*arguments)
+    assert done.returncode == OPERATOR_ERROR
+    assert mentions(done.stderr, *said)

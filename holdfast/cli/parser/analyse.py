@@ -82,12 +82,10 @@ def simulate() -> None:
 @click.option("--gpus", type=from_one, required=True, metavar="N", help="GPUs of the job.")
 @click.option("--gpus-per-node", type=from_one, default=8, show_default=True, metavar="N", help="GPUs of each node.")
 @click.option("--step", type=Duration(), default="10s", show_default=True, metavar="TIME", help="Time of one step.")
-@click.option(
-    "--stall", type=Duration(), default="5s", show_default=True, metavar="TIME", help="Time that a checkpoint stops training for."
-)
+@click.option("--stall", type=Duration(), default="5s", show_default=True, metavar="TIME", help="Pause of training for a checkpoint.")
 @click.option("--copies", type=from_one, metavar="N", help="Copies of the model; default: as many as fit on four nodes or more each.")
 @click.option(
-    "--rate", type=click.FloatRange(0.01, 10_000), metavar="R", help="Independent faults in 1,000 node-days; default: a real trace."
+    "--rate", type=click.FloatRange(0.01, 10_000), metavar="R", help="Independent faults in 1,000 node-days, in place of a trace."
 )
 @click.option("--policy", default="balanced", show_default=True, metavar="NAME|FILE", shell_complete=completes("policies"), help="Policy.")
 @click.option("--price", type=click.FloatRange(0, 1e6), metavar="P", help="Price of a GPU-hour, to show costs.")
