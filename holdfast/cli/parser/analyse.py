@@ -17,6 +17,7 @@ from holdfast.cli.parser.base import (
     incident_job,
     jobs,
     optional_job,
+    page_file,
     picture,
     picture_file,
     since_option,
@@ -77,7 +78,7 @@ def simulate() -> None:
 @command(
     "analyse.plan.plan",
     "holdfast plan --gpus 16384",
-    "holdfast plan --gpus 2048 --step 4s --rate 6.5 --price 2.5 --workers 4",
+    "holdfast plan --gpus 2048 --step 4s --rate 6.5 --price 2.5 --workers 4 -o plan.html",
 )
 @click.option("--gpus", type=from_one, required=True, metavar="N", help="GPUs of the job.")
 @click.option("--gpus-per-node", type=from_one, default=8, show_default=True, metavar="N", help="GPUs of each node.")
@@ -91,6 +92,7 @@ def simulate() -> None:
 @click.option("--price", type=click.FloatRange(0, 1e6), metavar="P", help="Price of a GPU-hour, to show costs.")
 @click.option("--runs", type=from_one, default=3, show_default=True, metavar="N", help="Repetitions with other faults.")
 @click.option("--workers", type=from_one, default=1, show_default=True, metavar="N", help="Processes that simulate at the same time.")
+@click.option("--output", "-o", type=file_path, metavar="FILE", callback=page_file, help="Write a page with plots too; FILE ends in .html.")
 def plan() -> None:
     """Recommend spares, checkpoint interval and policy.
 

@@ -272,6 +272,13 @@ def picture_file(context: click.Context, option: click.Parameter, output: Path |
     raise click.BadParameter(f"'{output}' does not end in .html, .png or .svg. Choose one of them.", context, option)
 
 
+def page_file(context: click.Context, option: click.Parameter, output: Path | None) -> Path | None:
+    """Refuse a file that is no page."""
+    if output is None or output.suffix.lower() in {".html", ".htm"}:
+        return output
+    raise click.BadParameter(f"'{output}' does not end in .html. Change the suffix.", context, option)
+
+
 def command(
     target: str,
     *examples: str,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from holdfast.cli.output import echo, echo_facts, echo_json, echo_table, echo_wrapped, heading, section
 from holdfast.errors import BadParameters, Problem
+from holdfast.report import write_plan
 from holdfast.report.text.wording import duration, share
 from holdfast.simulator.engine import policy_named
-from holdfast.simulator.planning import JobPlan, PlanPoint, PlanRequest, PlanSweep, cases, make_plan
+from holdfast.simulator.planning import SIZES, JobPlan, PlanPoint, PlanRequest, PlanSweep, by_size, cases, make_plan
 from holdfast.simulator.results import Spread
 from holdfast.simulator.systems import SYSTEMS
 
@@ -32,6 +34,7 @@ def plan(  # noqa: PLR0913, PLR0917 (the command's options)
     price: float | None,
     runs: int,
     workers: int,
+    output: Path | None,
     *,
     as_json: bool,
 ) -> int:
@@ -40,11 +43,16 @@ def plan(  # noqa: PLR0913, PLR0917 (the command's options)
         gpus=gpus, gpus_per_node=gpus_per_node, step=step, stall=stall, copies=copies, rate=rate, policy=policy, runs=runs
     )
     _check(request)
-    made = _made(request, workers, quiet=as_json)
+    quiet = as_json or not sys.stderr.isatty()
+    made, sizes = _made(request, workers, with_sizes=output is not None, quiet=quiet)
+    page = write_plan(made, sizes, output) if output is not None and sizes is not None else None
     if as_json:
-        echo_json(record(made, price))
+        echo_json({**record(made, price), "page": str(page) if page else None})
     else:
         _show(made, price)
+    if page and not as_json:
+        echo()
+        echo(str(page))
     return 0
 
 
@@ -68,11 +76,14 @@ def _check(request: PlanRequest) -> None:
     policy_named(request.policy)
 
 
-def _made(request: PlanRequest, workers: int, *, quiet: bool) -> JobPlan:
-    if quiet or not sys.stderr.isatty():
-        return make_plan(request, workers=workers)
-    with click.progressbar(length=cases(request), label="simulating", file=sys.stderr) as bar:
-        return make_plan(request, workers=workers, on_done=bar.update)
+def _made(request: PlanRequest, workers: int, *, with_sizes: bool, quiet: bool) -> tuple[JobPlan, PlanSweep | None]:
+    """Return the plan and, for its page, what is wasted at other sizes; with a progress bar unless it is to be *quiet*."""
+    if quiet:
+        return make_plan(request, workers=workers), by_size(request, workers=workers) if with_sizes else None
+    length = cases(request) + (len(SIZES) * min(2, request.runs) if with_sizes else 0)
+    with click.progressbar(length=length, label="simulating", file=sys.stderr) as bar:
+        made = make_plan(request, workers=workers, on_done=bar.update)
+        return made, by_size(request, workers=workers, on_done=bar.update) if with_sizes else None
 
 
 def _spread(spread: Spread) -> dict[str, float]:
