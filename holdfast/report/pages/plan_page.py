@@ -67,7 +67,7 @@ def page(plan: JobPlan, sizes: PlanSweep) -> bytes:
         tiles=[
             Tile(label="ETTR", value=_percent(spread(lambda run: run.ettr)), note="of the time in steps that were kept"),
             Tile(label="Goodput", value=_percent(spread(lambda run: run.goodput)), note="of the job's GPU time in steps that were kept"),
-            Tile(label="Wasted", value=_hours(best.wasted.median), note=f"a week, {_hours(best.wasted.low)} to {_hours(best.wasted.high)}"),
+            Tile(label="Wasted", value=_hours(best.wasted.median), note="GPU-hours a week, those of idle nodes included"),
             Tile(
                 label="Interrupted",
                 value=wording.duration(_between(best)),
@@ -143,7 +143,7 @@ def _bars(name: str, sweep: PlanSweep, found: Sequence[Mapping[str, float]], siz
 
 def _table(sweep: PlanSweep) -> tuple[str, str, Sequence[str], list[list[str]], list[int]]:
     """Return name, title, head, rows, and which columns are numbers."""
-    head = (sweep.name.capitalize(), "ETTR", "Goodput", "Lost a week", "Wasted a week", "Job failed")
+    head = (sweep.name[:1].upper() + sweep.name[1:], "ETTR", "Goodput", "Lost a week", "Wasted a week", "Job failed")
     rows = [
         [
             point.label,
@@ -155,7 +155,7 @@ def _table(sweep: PlanSweep) -> tuple[str, str, Sequence[str], list[list[str]], 
         ]
         for point in sweep.points
     ]
-    return f"table-{sweep.name.replace(' ', '-')}", sweep.name.capitalize(), head, rows, [1, 2, 3, 4, 5]
+    return f"table-{sweep.name.replace(' ', '-')}", sweep.name[:1].upper() + sweep.name[1:], head, rows, [1, 2, 3, 4, 5]
 
 
 def _percent(spread: Spread) -> str:
