@@ -6,9 +6,7 @@ import hashlib
 import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -19,6 +17,7 @@ from holdfast.errors import BadFile, Problem
 from holdfast.simulator import accounts
 from holdfast.simulator.accounts import CATEGORIES, JobAccount
 from holdfast.simulator.scenario import Scenario
+from holdfast.simulator.systems import SYSTEMS, RecoverySystem
 from holdfast.spec.files.problems import shown
 
 WEEK: Final = 7 * 86_400.0
@@ -187,17 +186,19 @@ class SystemResult:
         }
 
 
-def fingerprint(scenario: Scenario) -> str:
-    """Return what tells results of *scenario* from those of another one, or of another version."""
+def fingerprint(scenario: Scenario, systems: Mapping[str, RecoverySystem]) -> str:
+    """Return what tells results of *scenario* from those of another one, of other figures, or of another version."""
     content = scenario.model_dump_json(exclude={"runs", "systems"})
+    measured = sorted(repr(one.plans) for one in systems.values() if one != SYSTEMS.get(one.name))
+    content = "\n".join([content, *measured])
     return hashlib.sha256(f"{__version__}\n{content}".encode()).hexdigest()[:16]
 
 
 class ResultFile:
     """A file with one finished run a line, from which an interrupted simulation goes on."""
 
-    def __init__(self, path: Path, scenario: Scenario) -> None:
-        self._path, self._of = path, fingerprint(scenario)
+    def __init__(self, path: Path, scenario: Scenario, systems: Mapping[str, RecoverySystem]) -> None:
+        self._path, self._of = path, fingerprint(scenario, systems)
         self.known: dict[tuple[str, int], RunResult] = {}
         if path.exists():
             self._read()
@@ -222,47 +223,3 @@ class ResultFile:
         self.known[result.system, result.run] = result
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"scenario": self._of, "result": RESULT.dump_python(result, mode="json")}) + "\n")
-
-
-def simulate_all(
-    scenario: Scenario,
-    simulate: Callable[[Scenario, str, int], RunResult],
-    *,
-    workers: int = 1,
-    file: ResultFile | None = None,
-    on_done: Callable[[], None] = lambda: None,
-) -> list[SystemResult]:
-    """Return the results of all systems and runs of *scenario*; with *workers* above 1 in as many processes.
-
-    What *file* has already is not simulated again; *on_done* is called for each run, known ones too.
-    """
-    known = dict(file.known) if file is not None else {}
-    wanted = [(system, run) for run in range(scenario.runs) for system in dict.fromkeys(scenario.systems)]
-    missing = [one for one in wanted if one not in known]
-    for _ in range(len(wanted) - len(missing)):
-        on_done()
-    for result in _results(scenario, simulate, missing, workers):
-        known[result.system, result.run] = result
-        if file is not None:
-            file.add(result)
-        on_done()
-    return [
-        SystemResult(system=system, runs=[known[system, run] for run in range(scenario.runs)]) for system in dict.fromkeys(scenario.systems)
-    ]
-
-
-def _results(
-    scenario: Scenario, simulate: Callable[[Scenario, str, int], RunResult], missing: Sequence[tuple[str, int]], workers: int
-) -> Iterable[RunResult]:
-    if workers <= 1 or len(missing) <= 1:
-        for system, run in missing:
-            yield simulate(scenario, system, run)
-        return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:  # a fork would copy threads of the caller
-        futures = [pool.submit(simulate, scenario, system, run) for system, run in missing]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        finally:
-            for future in futures:
-                future.cancel()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from holdfast.exit_codes import OPERATOR_ERROR
+from holdfast.history.store import History
 from tests.cli.conftest import ROOT, Command
+from tests.cli.written_history import PHASES, Author
 from tests.mentions import mentions
 
 SMALL = """\
@@ -138,3 +141,27 @@ def test_a_plan_for_what_cannot_be_is_refused(here: Command, arguments: tuple[st
     done = here(*arguments)
     assert done.returncode == OPERATOR_ERROR
     assert mentions(done.stderr, *said)
+
+
+def test_phase_times_come_from_the_history_where_it_has_enough(here: Command, holdfast_home: Path, tmp_path: Path) -> None:
+    """Two recoveries are too few and are refused with their number; of three, the times replace the published ones, with their source."""
+    with closing(History.open()) as history:
+        author = Author(history, "trained", 1_000.0)
+        for number in (1, 2):
+            author.incident(number, "worker-sigkill", "rank 1 on n0", seconds=10.0 * number)
+        done = here("simulate", written(tmp_path), "--from-history")
+        assert done.returncode == OPERATOR_ERROR
+        assert mentions(done.stderr, "--from-history", "2 by restart-workers")
+        author.incident(3, "worker-sigkill", "rank 1 on n0", seconds=30.0)
+    done = here("simulate", "small.yaml", "--from-history", "--json")
+    assert mentions(done.stderr, "restart-workers (3)")
+    groups, torchrun = json.loads(done.stdout)["systems"]
+    actions = groups["figures"]["actions"]
+    assert {one["phase"]: one["seconds"] for one in actions["restart-workers"]["phases"]} == {
+        name: pytest.approx(PHASES[name]) for name in ("communication", "isolate", "load", "reschedule", "warm-up")
+    }
+    assert all("history" in one["source"] for one in actions["restart-workers"]["phases"])
+    assert not any(
+        "history" in one["source"]
+        for one in (*actions["replace-node"]["phases"], *torchrun["figures"]["actions"]["replace-node"]["phases"])
+    )

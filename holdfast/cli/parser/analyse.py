@@ -64,6 +64,7 @@ def cost() -> None:
 @click.argument("scenario", type=file_path, required=False)
 @click.option("--validate", is_flag=True, help="Compute published figures from their stated parameters, instead of a scenario.")
 @click.option("--runs", type=from_one, metavar="N", help="Repetitions with other faults; default: as in the scenario, or 3.")
+@click.option("--from-history", is_flag=True, help="Holdfast's phase times as this history has them, where it has enough.")
 @click.option("--workers", type=from_one, default=1, show_default=True, metavar="N", help="Processes that simulate at the same time.")
 @click.option("--results", type=file_path, metavar="FILE", help="Keep finished runs in FILE, and go on from those that it has.")
 def simulate() -> None:

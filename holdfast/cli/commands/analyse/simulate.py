@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from holdfast.cli.output import echo, echo_facts, echo_json, echo_table, echo_wrapped, heading, hint, section
-from holdfast.errors import BadFile, Problem
+from holdfast.errors import BadFile, BadParameters, Problem
+from holdfast.history.store import History
 from holdfast.report.text.wording import NOTHING, duration, plural, share
-from holdfast.simulator.engine import simulate as simulate_run
-from holdfast.simulator.results import ResultFile, Spread, SystemResult, simulate_all
+from holdfast.simulator.history_times import ENOUGH, read_times
+from holdfast.simulator.results import ResultFile, Spread, SystemResult
 from holdfast.simulator.scenario import Scenario, load_scenario
+from holdfast.simulator.sweep import simulate_all
 from holdfast.simulator.systems import SYSTEMS, RecoverySystem
 from holdfast.simulator.validation import targets
 from holdfast.spec.files.problems import shown
@@ -25,7 +28,7 @@ WIDTH: Final = 100
 
 
 def simulate(  # noqa: PLR0913 (the command's options)
-    scenario: Path | None, runs: int | None, workers: int, results: Path | None, *, validate: bool, as_json: bool
+    scenario: Path | None, runs: int | None, workers: int, results: Path | None, *, validate: bool, from_history: bool, as_json: bool
 ) -> int:
     """Simulate the scenario in a file and show what each system makes of it, or compute published figures."""
     if validate:
@@ -34,13 +37,30 @@ def simulate(  # noqa: PLR0913 (the command's options)
         raise click.UsageError("name a SCENARIO file, or use `--validate`; examples/simulation has scenarios")
     found = load_scenario(scenario)
     found = found if runs is None else found.model_copy(update={"runs": runs})
-    file = _result_file(results, found)
-    done = run_all(found, workers=workers, file=file, quiet=as_json)
+    systems = {name: SYSTEMS[name] for name in found.systems}
+    if from_history:
+        systems = _measured(systems)
+    file = _result_file(results, found, systems)
+    done = run_all(found, systems, workers=workers, file=file, quiet=as_json)
     if as_json:
-        echo_json(record(found, done))
+        echo_json(record(found, done, systems))
     else:
-        _show(found, done)
+        _show(found, done, systems)
     return 0
+
+
+def _measured(systems: Mapping[str, RecoverySystem]) -> dict[str, RecoverySystem]:
+    """Return *systems* with the phase times of the history; say which actions have some."""
+    with closing(History.open(create=False)) as history:
+        times = read_times(history)
+    if not times.used:
+        known = ", ".join(f"{number} by {action}" for action, number in times.recoveries.items()) or "none"
+        reason = f"the history has fewer than {ENOUGH} recoveries by any action with a single decision ({known})"
+        cure = "Leave out --from-history, or come back when jobs have recovered from more faults"
+        raise BadParameters((Problem(field="--from-history", reason=reason, cure=cure),), "nothing was simulated")
+    used = ", ".join(f"{action} ({number})" for action, number in times.used.items())
+    hint(f"Phase times of the history for {used}; all other figures are published ones.")
+    return {name: times.applied_to(system) for name, system in systems.items()}
 
 
 def _validate(file: Path | None, runs: int, *, as_json: bool) -> int:
@@ -68,28 +88,30 @@ def _validate(file: Path | None, runs: int, *, as_json: bool) -> int:
     return 0
 
 
-def _result_file(path: Path | None, scenario: Scenario) -> ResultFile | None:
+def _result_file(path: Path | None, scenario: Scenario, systems: Mapping[str, RecoverySystem]) -> ResultFile | None:
     try:
-        return None if path is None else ResultFile(path, scenario)
+        return None if path is None else ResultFile(path, scenario, systems)
     except OSError as error:
         reason = f"cannot be read: {error.strerror or error}"
         raise BadFile(shown(str(path)), (Problem(field="file", reason=reason, cure="Name a file that you may write"),)) from None
 
 
-def run_all(scenario: Scenario, *, workers: int, file: ResultFile | None = None, quiet: bool = False) -> list[SystemResult]:
+def run_all(
+    scenario: Scenario, systems: Mapping[str, RecoverySystem], *, workers: int, file: ResultFile | None = None, quiet: bool = False
+) -> list[SystemResult]:
     """Simulate all runs, with a progress bar on a terminal."""
     runs = scenario.runs * len(set(scenario.systems))
     if quiet or not sys.stderr.isatty():
-        return simulate_all(scenario, simulate_run, workers=workers, file=file)
+        return simulate_all(scenario, systems, workers=workers, file=file)
     with click.progressbar(length=runs, label="simulating", file=sys.stderr) as bar:
-        return simulate_all(scenario, simulate_run, workers=workers, file=file, on_done=lambda: bar.update(1))
+        return simulate_all(scenario, systems, workers=workers, file=file, on_done=lambda: bar.update(1))
 
 
-def record(scenario: Scenario, results: Sequence[SystemResult]) -> dict[str, Any]:
+def record(scenario: Scenario, results: Sequence[SystemResult], systems: Mapping[str, RecoverySystem]) -> dict[str, Any]:
     """Return the results for programs, with the phase times and their sources."""
     return {
         "scenario": scenario.model_dump(mode="json"),
-        "systems": [one.record() | {"title": SYSTEMS[one.system].title, "figures": figures(SYSTEMS[one.system])} for one in results],
+        "systems": [one.record() | {"title": SYSTEMS[one.system].title, "figures": figures(systems[one.system])} for one in results],
     }
 
 
@@ -110,7 +132,7 @@ def figures(system: RecoverySystem) -> dict[str, Any]:
     }
 
 
-def _show(scenario: Scenario, results: Sequence[SystemResult]) -> None:
+def _show(scenario: Scenario, results: Sequence[SystemResult], systems: Mapping[str, RecoverySystem]) -> None:
     gpus = sum(job.nodes for job in scenario.jobs) * scenario.cluster.gpus_per_node
     events = Spread.of(run.events for run in results[0].runs)
     heading(f"{scenario.name}: {gpus:,} GPUs for {duration(scenario.duration.total_seconds())}, {plural(scenario.runs, 'run')}")
@@ -128,7 +150,7 @@ def _show(scenario: Scenario, results: Sequence[SystemResult]) -> None:
     names = list(dict.fromkeys(name for one in shares for name in one))
     echo_table(["", *(one.system.upper() for one in results)], [[name, *(_part(one.get(name)) for one in shares)] for name in names])
     for one in results:
-        _warn(one)
+        _warn(one, systems[one.system])
 
 
 def _row(result: SystemResult) -> list[str]:
@@ -158,10 +180,10 @@ def _part(number: float | None) -> str:
     return NOTHING if number is None else f"{100 * number:.2f} %"
 
 
-def _warn(result: SystemResult) -> None:
+def _warn(result: SystemResult, system: RecoverySystem) -> None:
     """Say what a reader would otherwise take for a property of the system."""
     for action, number in result.timed_out.items():
-        plan = next((plan for name, plan in SYSTEMS[result.system].plans.items() if name == action), None)
+        plan = next((plan for name, plan in system.plans.items() if name == action), None)
         takes = f" It takes about {duration(plan.seconds(10.0))} here." if plan is not None else ""
         hint(
             f"{result.system}: {plural(number, 'attempt')} at {action} ended at the policy's timeout.{takes} "
