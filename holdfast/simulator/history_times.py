@@ -74,12 +74,12 @@ def read_times(history: History) -> HistoryTimes:
         for incident, action, name, seconds in session.connection().execute(wanted):
             incidents[incident, action][name] = max(0.0, float(seconds))
     recoveries, by_action = defaultdict[str, int](int), defaultdict[str, dict[str, list[float]]](dict)
-    names = {
-        action: sorted({name for (_, one), some in incidents.items() if one == action for name in some} & OURS) for _, action in incidents
-    }
+    names = defaultdict[str, set[str]](set)
+    for (_, action), some in incidents.items():
+        names[action] |= some.keys() & OURS
     for (_, action), some in incidents.items():
         recoveries[action] += 1
-        for name in names[action]:
+        for name in sorted(names[action]):
             by_action[action].setdefault(name, []).append(some.get(name, 0.0))
     detect = [some["detect"] for some in incidents.values() if "detect" in some]
     return HistoryTimes(by_action=by_action, recoveries=recoveries, detect=detect)

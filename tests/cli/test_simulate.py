@@ -46,8 +46,8 @@ def test_an_example_is_simulated_and_its_shares_add_up(here: Command, example: P
         assert one["ettr"]["low"] <= one["ettr"]["median"] <= one["ettr"]["high"] <= 1
         phases = [phase for action in one["figures"]["actions"].values() for phase in action["phases"]]
         assert all(phase["source"] for phase in phases if phase["seconds"])
-    best = min(done["systems"], key=lambda one: one["lost_gpu_hours_per_week"]["median"])
-    assert best["system"] == "holdfast-groups"
+    lost = {one["system"]: one["lost_gpu_hours_per_week"]["median"] for one in done["systems"]}
+    assert lost["holdfast-groups"] < 0.6 * lost["restart-hot-spares"]
 
 
 def test_the_text_compares_the_systems(here: Command, tmp_path: Path) -> None:
@@ -97,6 +97,7 @@ def test_what_cannot_be_used_is_refused_without_a_traceback(here: Command, tmp_p
     assert mentions(done.stderr, "text.txt", "line 1", "no result of a simulation")
 
 
+@pytest.mark.long
 def test_each_published_figure_is_reproduced_or_the_reason_is_given(here: Command, tmp_path: Path) -> None:
     """One line a target, with median, goal and met; the same lines are in the file."""
     lines = here("simulate", "--validate", "--runs", "1", "--json", "targets.jsonl").stdout.splitlines()
@@ -161,7 +162,5 @@ def test_phase_times_come_from_the_history_where_it_has_enough(here: Command, ho
         name: pytest.approx(PHASES[name]) for name in ("communication", "isolate", "load", "reschedule", "warm-up")
     }
     assert all("history" in one["source"] for one in actions["restart-workers"]["phases"])
-    assert not any(
-        "history" in one["source"]
-        for one in (*actions["replace-node"]["phases"], *torchrun["figures"]["actions"]["replace-node"]["phases"])
-    )
+    others = (*actions["replace-node"]["phases"], *torchrun["figures"]["actions"]["restart-workers"]["phases"])
+    assert not any("history" in one["source"] for one in others)
