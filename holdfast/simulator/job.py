@@ -369,9 +369,8 @@ class SimulatedJob:
             if (yield from self._spend(phase, seconds)):
                 return False
             spent.append((phase, seconds))
-        if any(one.cause.symptom is Symptom.HANG for one in self._broken.values()) and limit < float("inf"):
-            self.account.timed_out[action] += 1
-            incident.tried.append(action)
+        if limit < float("inf") and any(one.cause.symptom is Symptom.HANG for one in self._broken.values()):
+            incident.tried.append(action)  # a node that still hangs is not reported again: the attempt ends at its timeout
             yield from self._spend("failed attempt", limit - sum(one for _, one in spent))
         return not self._broken
 
