@@ -15,7 +15,8 @@ from holdfast.policies.checkpoint_interval import IntervalCase, IntervalLimits, 
 from holdfast.policies.recovery.policy import NAMED, Policy
 from holdfast.simulator.causes import Symptom
 from holdfast.simulator.fault_sources import NodeFault, NodesLeaving, SimulatedEvent, events_of, fault_rate
-from holdfast.simulator.job import Hit, SimulatedJob
+from holdfast.simulator.incidents import Hit
+from holdfast.simulator.job import SimulatedJob
 from holdfast.simulator.nodes import NodePool
 from holdfast.simulator.progress import TrainingPace
 from holdfast.simulator.results import JobResult, RunResult

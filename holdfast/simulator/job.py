@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
-from itertools import count
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import simpy
@@ -20,21 +18,19 @@ from holdfast.policies.recovery.case import (
     IN_PROCESS,
     Case,
     Decision,
-    HotSpare,
-    ModelCopies,
     PastFault,
     PastRecovery,
-    Placement,
     RecoveryAction,
 )
-from holdfast.policies.recovery.in_process import placements_to_grow, restart_pays_off
+from holdfast.policies.recovery.in_process import restart_pays_off
 from holdfast.policies.recovery.policy import Policy
-from holdfast.policies.recovery.rank_map import RankMap
 from holdfast.policies.slowness import PastMigration, StragglerAction, StragglerCase, StragglerOutcome
 from holdfast.simulator import accounts
 from holdfast.simulator.accounts import JobAccount
-from holdfast.simulator.causes import BUG, Cause, Symptom
+from holdfast.simulator.causes import BUG, Symptom
+from holdfast.simulator.incidents import Attempt, Hit, IncidentInWork
 from holdfast.simulator.nodes import NodePool
+from holdfast.simulator.placement import JobPlacement
 from holdfast.simulator.progress import TrainingPace, TrainingProgress
 from holdfast.simulator.scenario import ScenarioJob
 from holdfast.simulator.systems import RecoveryPlan, RecoverySystem, Restore
@@ -47,65 +43,6 @@ MOMENT: Final = 1e-3
 SLOW: Final = "rank-straggles"
 CAPACITY: Final = "capacity"
 Steps = Generator[simpy.Event, Any, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hit:
-    """A fault of a node of the job, or one of its processes."""
-
-    node: str
-    cause: Cause
-    at: float
-    breaks: bool
-    """The node cannot run ranks until it is repaired."""
-    repair: float = 0.0
-    """Seconds that the repair of a node takes that works until then."""
-    corrupt_since: float | None = None
-    """Training done when results became wrong; None: they did not."""
-    signature: str = ""
-    step: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """A recovery that was decided."""
-
-    at: float
-    action: RecoveryAction
-    node: str | None
-    best: int
-    incident: int
-    kind: str
-    step: int | None
-
-
-@dataclass(slots=True, kw_only=True)
-class IncidentInWork:
-    """An incident until training goes on."""
-
-    number: int
-    at: float
-    hits: list[Hit] = field(default_factory=list)
-    tried: list[RecoveryAction] = field(default_factory=list)
-    replacement_attempts: int = 0
-    places: dict[str, int] = field(default_factory=dict)
-    """Places that its nodes had when they were lost."""
-
-
-class MemberTuple(tuple[str, ...]):  # noqa: SLOT001 (it has `places`)
-    """Names of nodes in order, looked up in constant time by their *places*."""
-
-    places: Mapping[str, int]
-
-    @classmethod
-    def of(cls, names: Iterable[str], places: Mapping[str, int]) -> MemberTuple:
-        """Return *names*, which are the keys of *places*."""
-        made = cls(names)
-        made.places = places
-        return made
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.places
 
 
 class SimulatedJob:
@@ -133,30 +70,14 @@ class SimulatedJob:
         self.account = JobAccount()
         self.progress = TrainingProgress(pace, self.account)
         self._numbers = random.Random(seed)  # noqa: S311 (a simulation)
-        nodes = list(pool.free)[: spec.nodes]
-        pool.take(nodes)
-        self._nodes, self._place = nodes, {node: place for place, node in enumerate(nodes)}
-        self._members = MemberTuple.of(nodes, self._place)
-        self._ranks = RankMap({node: range(place * self._width, (place + 1) * self._width) for node, place in self._place.items()})
-        per_copy = spec.nodes // spec.copies * self._width
-        self._copies: ModelCopies = tuple(tuple(range(copy * per_copy, (copy + 1) * per_copy)) for copy in range(spec.copies))
+        self._at = JobPlacement(env, spec, pool, width=gpus_per_node, hot_spares=system.hot_spares)
         self._away: set[int] = set()
         """Copies of the model that a system without shared ranks has lost for now."""
-        self._broken: dict[str, Hit] = {}
-        """Nodes of the job that cannot run ranks."""
-        self._degraded: dict[str, float] = {}
-        """Nodes that are repaired when the job leaves them: seconds of the repair."""
-        self._slow: dict[str, float] = {}
         self._moved: deque[PastMigration] = deque(maxlen=50)
         self._attempts: deque[Attempt] = deque(maxlen=policy.budget.max_recoveries + policy.budget.max_recoveries_without_progress + 8)
         self._failures: deque[PastFailure] = deque(maxlen=MAX_FAILURES)
         self._earlier: dict[str, deque[PastFault]] = {}
         self._window = max(rule.window for rule in policy.noting)
-        self._spare_ids = count(1)
-        self._warm: dict[str, tuple[HotSpare, ...]] = {}
-        """Warm processes of free nodes."""
-        self._vacant: dict[int, tuple[HotSpare, float]] = {}
-        """Warm processes on nodes with ranks, by id, and when each is ready: a place that a rank leaves is warmed up again."""
         self._inbox: deque[Hit | str | tuple[str, float, float]] = deque()
         self._news = env.event()
         self._incidents = 0
@@ -172,30 +93,30 @@ class SimulatedJob:
     @property
     def members(self) -> Sequence[str]:
         """Return the nodes of the job."""
-        return self._nodes
+        return self._at.nodes
 
     def has(self, node: str) -> bool:
         """Return whether *node* is one of the job's."""
-        return node in self._place
+        return node in self._at.place
 
     def hit(self, hit: Hit) -> None:
         """Tell the job of a fault."""
         self.account.faults += 1
         if hit.breaks:
-            self._broken[hit.node] = hit
+            self._at.broken[hit.node] = hit
         elif hit.repair:
-            self._degraded[hit.node] = hit.repair
+            self._at.degraded[hit.node] = hit.repair
         self._send(hit)
 
     def slow_down(self, node: str, share: float, seconds: float) -> None:
         """Slow the job down while *node* is slow."""
-        self._slow[node] = share
+        self._at.slow[node] = share
         self._send(SLOW)
         self._env.process(self._speed_up(node, seconds))
 
     def _speed_up(self, node: str, seconds: float) -> Steps:
         yield self._env.timeout(seconds)
-        if self._slow.pop(node, None) is not None:
+        if self._at.slow.pop(node, None) is not None:
             self._send("pace")
 
     def announce_leaving(self, node: str, by: float, seconds: float) -> None:
@@ -203,11 +124,11 @@ class SimulatedJob:
         self._send((node, by, seconds))
 
     def _tell_of_capacity(self) -> None:
-        if self._missing_ranks():
+        if self._at.misses_ranks:
             self._send(CAPACITY)
 
     def _tell_of_repair(self, node: str) -> None:
-        self._broken.pop(node, None)
+        self._at.broken.pop(node, None)
 
     def _send(self, message: Hit | str | tuple[str, float, float]) -> None:
         self._inbox.append(message)
@@ -240,7 +161,7 @@ class SimulatedJob:
             if self.spec.work is not None and self.progress.done >= self.spec.work.total_seconds() - 1e-6:
                 self.account.completed_at = self._env.now
             elif self._bug_at is not None and self.progress.done >= self._bug_at - 1e-6:
-                node = self._nodes[len(self._attempts) % len(self._nodes)]  # the rank has moved by then
+                node = self._at.nodes[len(self._attempts) % len(self._at.nodes)]  # the rank has moved by then
                 bug = Hit(node=node, cause=BUG, at=self._env.now, breaks=False, signature="ValueError in train.py", step=self.progress.step)
                 self.account.faults += 1
                 yield from self._recover([bug])
@@ -248,11 +169,11 @@ class SimulatedJob:
                 yield from self._answer_news()
 
     def _train(self) -> None:
-        self._pool.note_vacant(self.spec.name, len(self._nodes) - self._ranks.total / self._width)
+        self._pool.note_vacant(self.spec.name, len(self._at.nodes) - self._at.ranks.total / self._width)
         self._news = self._env.event()
         if self._inbox:
             self._news.succeed()
-        self.progress.start(self._env.now, capacity=self.capacity, slowdown=max(self._slow.values(), default=0.0))
+        self.progress.start(self._env.now, capacity=self.capacity, slowdown=max(self._at.slow.values(), default=0.0))
 
     def _until_news(self) -> Steps:
         """Wait until something happens, the work is done, or the script's bug is reached."""
@@ -267,16 +188,16 @@ class SimulatedJob:
         """Return the share of the whole job that trains."""
         if self._away:
             return 1 - len(self._away) / self.spec.copies
-        return self._ranks.total / (self.spec.nodes * self._width)
+        return self._at.ranks.total / (self.spec.nodes * self._width)
 
     def _answer_news(self) -> Steps:
         """Do what the news ask for: recover from faults first, then leave nodes that are taken out, then look at slow and free nodes."""
         news, self._inbox = self._inbox, deque()
-        hits = [one for one in news if isinstance(one, Hit) and one.node in self._place]
+        hits = [one for one in news if isinstance(one, Hit) and one.node in self._at.place]
         if hits:
             yield from self._recover(hits)
         for one in news:
-            if isinstance(one, tuple) and one[0] in self._place:
+            if isinstance(one, tuple) and one[0] in self._at.place:
                 yield from self._drain(*one)
         if SLOW in news:
             yield from self._judge_slow_nodes()
@@ -296,7 +217,7 @@ class SimulatedJob:
             if timeout.processed:
                 break
             self._news = self._env.event()
-            if any(isinstance(one, Hit) and one.node in self._place for one in self._inbox):
+            if any(isinstance(one, Hit) and one.node in self._at.place for one in self._inbox):
                 break
         spent = self._env.now - began
         self._spending = None
@@ -305,7 +226,7 @@ class SimulatedJob:
 
     def _new_hits(self) -> list[Hit]:
         """Return the faults of its nodes that came since, and leave other news for later."""
-        found = [one for one in self._inbox if isinstance(one, Hit) and one.node in self._place]
+        found = [one for one in self._inbox if isinstance(one, Hit) and one.node in self._at.place]
         self._inbox = deque(one for one in self._inbox if not isinstance(one, Hit))
         return found
 
@@ -327,8 +248,10 @@ class SimulatedJob:
 
     def _attempt(self, incident: IncidentInWork) -> Steps:
         """Decide and carry the decision out; return whether training can go on."""
-        decision, case = self._decide(incident)
+        # The time passes first: what is decided is carried out at once, so that no spare can break in between.
         yield from self._spend("diagnose", self._system.decide.draw(self._numbers, self.progress.pace.step))
+        incident.hits += self._new_hits()
+        decision, case = self._decide(incident)
         self.account.actions[decision.action] += 1
         root = case.diagnosis.root
         self._attempts.append(
@@ -342,14 +265,14 @@ class SimulatedJob:
             return True
         if self._system.managed:
             self._isolate(case, decision)
-        hot = self._rearrange(decision)
+        hot = self._at.rearrange(decision)
         if decision.action is RecoveryAction.WAIT_FOR_CAPACITY and not (yield from self._wait(decision.need)):
             incident.tried.append(decision.action)
             return False
         incident.replacement_attempts += decision.action in IN_PROCESS
         plan = self._system.plan(decision.action, hot=hot)
         if not (yield from self._carry_out(decision.action, plan, incident)):
-            incident.hits = [*(replace(one, at=self._env.now) for one in self._broken.values()), *self._new_hits()] or incident.hits
+            incident.hits = [*(replace(one, at=self._env.now) for one in self._at.broken.values()), *self._new_hits()] or incident.hits
             return False
         self._restore(plan.restore, incident)
         return True
@@ -369,10 +292,10 @@ class SimulatedJob:
             if (yield from self._spend(phase, seconds)):
                 return False
             spent.append((phase, seconds))
-        if limit < float("inf") and any(one.cause.symptom is Symptom.HANG for one in self._broken.values()):
+        if limit < float("inf") and any(one.cause.symptom is Symptom.HANG for one in self._at.broken.values()):
             incident.tried.append(action)  # a node that still hangs is not reported again: the attempt ends at its timeout
             yield from self._spend("failed attempt", limit - sum(one for _, one in spent))
-        return not self._broken
+        return not self._at.broken
 
     def _restore(self, restore: Restore, incident: IncidentInWork) -> None:
         corrupt = [one.corrupt_since for one in incident.hits if one.corrupt_since is not None]
@@ -397,10 +320,10 @@ class SimulatedJob:
         while self._env.now < end - MOMENT:
             yield from self._spend(accounts.FAILED, end - self._env.now)
             self._new_hits()
-        for node in [one for one in self._nodes if one in self._broken]:
-            self._exchange([node], [])
-        self._fill_up()
-        if len(self._nodes) < self.spec.min_nodes:
+        for node in [one for one in self._at.nodes if one in self._at.broken]:
+            self._at.exchange([node], [])
+        self._at.fill_up()
+        if len(self._at.nodes) < self.spec.min_nodes:
             yield from self._wait(self.spec.min_nodes, forever=True)
         self._attempts.clear()
         self._failures.clear()
@@ -410,7 +333,7 @@ class SimulatedJob:
         while not (yield from self._pass(plan)):
             for hit in self._new_hits():
                 if hit.breaks:
-                    self._exchange([hit.node], self._pool.prefer_hot(1))
+                    self._at.exchange([hit.node], self._pool.prefer_hot(1))
         self._restore(Restore.DISK, incident)
 
     def _pass(self, plan: RecoveryPlan) -> Steps:
@@ -423,15 +346,15 @@ class SimulatedJob:
     # -- decisions ---------------------------------------------------------------------------------------------------
 
     def _decide(self, incident: IncidentInWork) -> tuple[Decision, Case]:
-        faults = [self._fault(one) for one in incident.hits if one.node in self._place] or [self._fault(incident.hits[-1])]
-        incident.places |= {one.node: self._place[one.node] for one in incident.hits if one.node in self._place}
-        diagnosis = diagnose(faults, tuple(self._failures), len(self._nodes), {}, self._policy.asks)
+        faults = [self._fault(one) for one in incident.hits if one.node in self._at.place] or [self._fault(incident.hits[-1])]
+        incident.places |= {one.node: self._at.place[one.node] for one in incident.hits if one.node in self._at.place}
+        diagnosis = diagnose(faults, tuple(self._failures), len(self._at.nodes), {}, self._policy.asks)
         dead = {rank for one in incident.hits for rank in self._dead(one)}
         case = Case(
             now=self._env.now,
             diagnosis=diagnosis,
-            members=self._members,
-            lost=frozenset(one.node for one in self._broken.values() if one.cause.symptom is Symptom.NODE_LOST),
+            members=self._at.members,
+            lost=frozenset(one.node for one in self._at.broken.values() if one.cause.symptom is Symptom.NODE_LOST),
             spares=tuple(self._pool.free),
             least=self.spec.min_nodes,
             past=self._past(incident),
@@ -440,10 +363,10 @@ class SimulatedJob:
             recommended_actions=self._policy.asks,
             earlier=self._remembered(faults),
             blocked_reason=self._system.blocked_reason,
-            ranks=self._ranks,
+            ranks=self._at.ranks,
             dead=frozenset(dead),
-            hot_spares=self._hot_spares(len(dead) + self._width * len(incident.hits), {one.node for one in incident.hits}),
-            copies=self._live_copies(),
+            hot_spares=self._at.hot_spares(len(dead) + self._width * len(incident.hits), {one.node for one in incident.hits}),
+            copies=() if self._system.blocked_reason else self._at.live_copies(),
             replacement_attempts=incident.replacement_attempts,
         )
         for fault in faults:
@@ -457,9 +380,9 @@ class SimulatedJob:
 
     def _decide_by_figures(self, case: Case) -> Decision:
         """Return what a system without policies does: replace broken nodes, or wait for nodes; it goes on with fewer if it can."""
-        reason, bad = case.diagnosis.reason, tuple(self._broken)
-        if len(bad) + len(self._degraded) <= len(case.spares):
-            bad += tuple(node for node in self._degraded if node not in self._broken)
+        reason, bad = case.diagnosis.reason, tuple(self._at.broken)
+        if len(bad) + len(self._at.degraded) <= len(case.spares):
+            bad += tuple(node for node in self._at.degraded if node not in self._at.broken)
         if not bad:
             return Decision(action=RecoveryAction.RESTART_WORKERS, reason=reason)
         add = tuple(self._pool.prefer_hot(len(bad)) if self._system.hot_spares else case.spares[: len(bad)])
@@ -470,7 +393,7 @@ class SimulatedJob:
         return Decision(action=RecoveryAction.WAIT_FOR_CAPACITY, reason=reason, drop=bad, add=add, need=self.spec.nodes)
 
     def _fault(self, hit: Hit) -> Fault:
-        ranks = self._ranks.get(hit.node, ())
+        ranks = self._at.ranks.get(hit.node, ())
         rank = ranks[0] if ranks and hit.cause.symptom is Symptom.CRASH else None
         return Fault(
             kind=hit.cause.kind,
@@ -485,33 +408,10 @@ class SimulatedJob:
 
     def _dead(self, hit: Hit) -> tuple[int, ...]:
         """Return the ranks without a process after *hit*."""
-        ranks = self._ranks.get(hit.node, ())
+        ranks = self._at.ranks.get(hit.node, ())
         if hit.cause.symptom is Symptom.NODE_LOST:
             return ranks
         return ranks[:1] if hit.cause.symptom is Symptom.CRASH else ()
-
-    def _hot_spares(self, most: int, near: AbstractSet[str]) -> tuple[HotSpare, ...]:
-        """Return the hot spares that are ready: those on the nodes *near*, and *most* others at most.
-
-        The policy takes those on the same node first, or those on others, and of several the one with the lowest number.
-        """
-        ready = [one for one, at in self._vacant.values() if at <= self._env.now and one.node not in self._broken]
-        found = [*(one for one in ready if one.node in near), *[one for one in ready if one.node not in near][:most]]
-        for node in self._pool.hot_nodes() if self._system.hot_spares else ():
-            if len(found) >= most:
-                break
-            if node not in self._warm:
-                self._warm[node] = tuple(HotSpare(id=next(self._spare_ids), node=node) for _ in range(self._width))
-            found += self._warm[node]
-        return tuple(found)
-
-    def _live_copies(self) -> ModelCopies:
-        if self.spec.copies < 2 or self._system.blocked_reason:  # noqa: PLR2004 (one copy cannot lose any)
-            return ()
-        if self._ranks.total == self.spec.nodes * self._width:
-            return self._copies
-        known = set(self._ranks.ranks())
-        return tuple(copy for copy in self._copies if known.issuperset(copy))
 
     def _past(self, incident: IncidentInWork) -> tuple[PastRecovery, ...]:
         attempts = list(self._attempts)
@@ -545,123 +445,6 @@ class SimulatedJob:
         for counted in find_node_faults(case, decision.drop):
             self._pool.count_against(counted)
 
-    def _rearrange(self, decision: Decision) -> bool:
-        """Give the ranks the places that *decision* names; return whether all new ones are warm."""
-        if decision.action in IN_PROCESS:
-            return self._seat(decision)
-        warm = set(self._pool.hot_nodes())
-        hot = all(node in warm for node in decision.add) if decision.add else bool(warm)
-        if decision.drop or decision.add:
-            self._exchange(decision.drop, decision.add)
-        self._fill_up()
-        self._consolidate()
-        return hot
-
-    def _exchange(self, drop: Sequence[str], add: Sequence[str]) -> None:
-        """Replace the nodes *drop* by *add*, in their places; those without a successor leave, and their ranks with them."""
-        self._pool.take(add)
-        coming, left = list(add), list[str]()
-        for node in drop:
-            ranks = self._ranks.get(node, ())
-            if coming:
-                new = coming.pop(0)
-                self._place[new] = place = self._place.pop(node)
-                self._nodes[place] = new
-                for rank in ranks:
-                    self._ranks.place(rank, new)
-            else:
-                left.append(node)
-                for rank in ranks:
-                    self._ranks.drop(rank)
-        if left or coming:
-            self._nodes = [node for node in self._nodes if node not in left] + coming
-            self._place = {node: place for place, node in enumerate(self._nodes)}
-            self._spread(coming)
-        self._members = MemberTuple.of(self._nodes, self._place)
-        for node in drop:
-            self._forget(node)
-
-    def _spread(self, coming: Sequence[str]) -> None:
-        """Give the ranks that no node has to the nodes *coming*."""
-        missing = iter(sorted(set(range(self.spec.nodes * self._width)) - self._ranks.ranks())) if coming else iter(())
-        for node in coming:
-            for _ in range(self._width):
-                if (rank := next(missing, None)) is not None:
-                    self._ranks.place(rank, node)
-
-    def _forget(self, node: str) -> None:
-        """Let go of a node without ranks."""
-        self._vacant = {number: one for number, one in self._vacant.items() if one[0].node != node}
-        self._warm.pop(node, None)
-        self._broken.pop(node, None)
-        self._slow.pop(node, None)
-        if repair := self._degraded.pop(node, 0.0):
-            self._pool.leave(node, repair)
-        self._pool.release(node)
-
-    def _seat(self, decision: Decision) -> bool:
-        """Move ranks to their new places while the others stay; return whether all went to hot spares."""
-        before = set(self._ranks) if decision.vacate else {*decision.drop, *(seat.node for seat in decision.seats)}
-        moved_from = {node for seat in decision.seats if (node := self._ranks.node_of(seat.rank)) is not None}
-        for rank in decision.vacate:
-            self._ranks.drop(rank)
-        for seat in decision.seats:
-            self._note_vacancy(self._ranks.node_of(seat.rank), seat)
-            self._ranks.place(seat.rank, seat.node)
-        came = [node for node in dict.fromkeys(seat.node for seat in decision.seats) if node not in self._place]
-        gone = [node for node in before | moved_from if node in self._place and node not in self._ranks]
-        self._pool.take(came)
-        for node in gone:
-            place = self._place.pop(node)
-            new = came.pop(0) if came else self._nodes.pop()
-            if place < len(self._nodes):
-                self._nodes[place], self._place[new] = new, place
-        for node in came:
-            self._place[node] = len(self._nodes)
-            self._nodes.append(node)
-        self._members = MemberTuple.of(self._nodes, self._place)
-        for node in gone:
-            self._forget(node)
-        return all(seat.hot_spare is not None for seat in decision.seats)
-
-    def _note_vacancy(self, home: str | None, seat: Placement) -> None:
-        """Note which warm process a rank takes, and that the place that it leaves is warmed up again."""
-        if seat.hot_spare is None:
-            return
-        self._vacant.pop(seat.hot_spare, None)
-        for one in self._warm.pop(seat.node, ()):  # the others of its node stay warm
-            if one.id != seat.hot_spare:
-                self._vacant[one.id] = one, self._env.now
-        if home is not None and home != seat.node and home not in self._broken:
-            spare = HotSpare(id=next(self._spare_ids), node=home)
-            self._vacant[spare.id] = spare, self._env.now + self._pool.warm_up_seconds
-
-    def _consolidate(self) -> None:
-        """Give each node its full number of ranks again, as a restart of all ranks does; nodes that are not needed are free then."""
-        self._vacant.clear()
-        if self._ranks.total == len(self._nodes) * self._width:
-            return
-        needed = -(-self._ranks.total // self._width)
-        kept = sorted(self._nodes, key=lambda node: -len(self._ranks.get(node, ())))[:needed]
-        chosen = set(kept)
-        released = [node for node in self._nodes if node not in chosen]
-        self._nodes = [node for node in self._nodes if node in chosen]
-        self._place = {node: place for place, node in enumerate(self._nodes)}
-        ranks = sorted(self._ranks.ranks())
-        self._ranks = RankMap({node: ranks[place * self._width : (place + 1) * self._width] for node, place in self._place.items()})
-        self._members = MemberTuple.of(self._nodes, self._place)
-        for node in released:
-            self._forget(node)
-
-    def _missing_ranks(self) -> bool:
-        return self._ranks.total < self.spec.nodes * self._width
-
-    def _fill_up(self) -> None:
-        """Take free nodes until the job has all that it wants."""
-        missing = self.spec.nodes - len(self._nodes)
-        if missing > 0 and self._pool.free:
-            self._exchange([], list(self._pool.free)[:missing])
-
     def _wait(self, need: int, *, forever: bool = False) -> Steps:
         """Wait until the job has *need* nodes; return whether it has, before the policy's time is up."""
         limit = self._policy.timeouts.wait_for_capacity if self._system.managed and not forever else float("inf")
@@ -669,9 +452,9 @@ class SimulatedJob:
         while True:
             for hit in self._new_hits():
                 if hit.breaks:
-                    self._exchange([hit.node], [])
-            self._fill_up()
-            if len(self._nodes) >= need:
+                    self._at.exchange([hit.node], [])
+            self._at.fill_up()
+            if len(self._at.nodes) >= need:
                 return True
             if self._env.now >= end - MOMENT:
                 return False
@@ -684,14 +467,14 @@ class SimulatedJob:
 
     def _grow(self) -> Steps:
         """Take nodes in that became free, if that is worth its cost."""
-        if self._away or not self._missing_ranks() or not self._pool.free:
+        if self._away or not self._at.misses_ranks or not self._pool.free:
             return
         if self._system.managed and not self._system.blocked_reason and self.spec.copies > 1:
             yield from self._grow_live()
             return
-        coming = min(self.spec.nodes - len(self._nodes), len(self._pool.free))
+        coming = min(self.spec.nodes - len(self._at.nodes), len(self._pool.free))
         if self._system.grow is not None:
-            self._fill_up()
+            self._at.fill_up()
             yield from self._spend(accounts.MIGRATION, self._system.grow.draw(self._numbers, self.progress.pace.step))
             return
         if not self._system.managed:
@@ -700,32 +483,22 @@ class SimulatedJob:
         work = self.spec.work.total_seconds() - progress.done if self.spec.work else self._end - self._env.now
         back = 0.0 if self._system.snapshots else progress.done - progress.newest_checkpoint()
         cost = plan.seconds(progress.pace.step) + back
-        if restart_pays_off(left=work / max(1e-9, self.capacity), cost=cost, held=len(self._nodes), coming=coming):
-            self._fill_up()
+        if restart_pays_off(left=work / max(1e-9, self.capacity), cost=cost, held=len(self._at.nodes), coming=coming):
+            self._at.fill_up()
             yield from self._pass(plan)
             progress.restore(progress.newest_snapshot() if plan.restore is Restore.SNAPSHOT else progress.newest_checkpoint())
 
     def _grow_live(self) -> Steps:
         """Start missing ranks in complete copies of the model while the others train."""
-        room = {node: self._width - len(self._ranks.get(node, ())) for node in (*self._nodes, *self._pool.free)}
-        found = placements_to_grow(self._copies, set(self._ranks.ranks()), {node: some for node, some in room.items() if some > 0})
-        if not found or self._system.grow is None:
-            return
-        came = [node for node in dict.fromkeys(found.values()) if node not in self._place]
-        self._pool.take(came)
-        for rank, node in found.items():
-            self._ranks.place(rank, node)
-        self._nodes += came
-        self._place = {node: place for place, node in enumerate(self._nodes)}
-        self._members = MemberTuple.of(self._nodes, self._place)
-        yield from self._spend(accounts.MIGRATION, self._system.grow.draw(self._numbers, self.progress.pace.step))
+        if self._system.grow is not None and self._at.grow():
+            yield from self._spend(accounts.MIGRATION, self._system.grow.draw(self._numbers, self.progress.pace.step))
 
     # -- whole replicas ----------------------------------------------------------------------------------------------
 
     def _lose_replicas(self, hits: Sequence[Hit]) -> bool:
         """Go on without the copies of the model that *hits* took; return False when none is left."""
         per_copy = self.spec.nodes // self.spec.copies
-        lost = {self._place[one.node] // per_copy for one in hits if one.node in self._place} - self._away
+        lost = {self._at.place[one.node] // per_copy for one in hits if one.node in self._at.place} - self._away
         if len(self._away | lost) >= self.spec.copies:
             return False
         self.account.actions["lose-replica"] += len(lost)
@@ -738,12 +511,12 @@ class SimulatedJob:
         """Replace the broken nodes of a replica, start it, and let it catch up with the others."""
         assert self._system.rejoin is not None
         while True:
-            for node in [self._nodes[place] for place in places if self._nodes[place] in self._broken]:
+            for node in [self._at.nodes[place] for place in places if self._at.nodes[place] in self._at.broken]:
                 if self._pool.free:
-                    self._exchange([node], [next(iter(self._pool.free))])
-            waiting = any(self._nodes[place] in self._broken for place in places)
+                    self._at.exchange([node], [next(iter(self._pool.free))])
+            waiting = any(self._at.nodes[place] in self._at.broken for place in places)
             yield self._env.timeout(60.0 if waiting else self._system.rejoin.draw(self._numbers, self.progress.pace.step))
-            if not any(self._nodes[place] in self._broken for place in places) and not waiting:
+            if not any(self._at.nodes[place] in self._at.broken for place in places) and not waiting:
                 break
         self._away.discard(copy)
         self._send("pace")
@@ -752,14 +525,14 @@ class SimulatedJob:
 
     def _judge_slow_nodes(self) -> Steps:
         """Replace slow nodes, as far as the system does that."""
-        for node, share in list(self._slow.items()):
-            if self._system.migrate is None or not self._pool.free or node not in self._place:
+        for node, share in list(self._at.slow.items()):
+            if self._system.migrate is None or not self._pool.free or node not in self._at.place:
                 continue
             if self._system.managed and not self._is_worth_moving(node, share):
                 continue
-            self._moved.append(PastMigration(at=self._env.now, rank=self._ranks[node][0], node=node))
+            self._moved.append(PastMigration(at=self._env.now, rank=self._at.ranks[node][0], node=node))
             self.account.actions["migrate"] += 1
-            self._exchange([node], self._pool.prefer_hot(1))
+            self._at.exchange([node], self._pool.prefer_hot(1))
             yield from self._spend(accounts.MIGRATION, self._system.migrate.draw(self._numbers, self.progress.pace.step))
 
     def _is_worth_moving(self, node: str, share: float) -> bool:
@@ -769,7 +542,7 @@ class SimulatedJob:
         case = StragglerCase(
             now=self._env.now,
             kind=SLOW,
-            rank=self._ranks[node][0],
+            rank=self._at.ranks[node][0],
             node=node,
             step=step,
             lost=step - self.progress.pace.step,
@@ -791,17 +564,17 @@ class SimulatedJob:
             self._env.process(self._drain_later(node, by, seconds))
             return
         self.account.actions["migrate" if action is DrainAction.MOVE else "planned-restart"] += 1
-        self._exchange([node], self._pool.prefer_hot(1))
+        self._at.exchange([node], self._pool.prefer_hot(1))
         self._pool.leave(node, seconds)
         if action is DrainAction.MOVE and migrate is not None:
             yield from self._spend(accounts.MIGRATION, migrate.draw(self._numbers, self.progress.pace.step))
             return
         needed = self.spec.min_nodes if self._system.managed or self._system.shrinks else self.spec.nodes
-        if len(self._nodes) < needed:
+        if len(self._at.nodes) < needed:
             yield from self._wait(needed, forever=True)
         yield from self._pass(self._system.plan(RecoveryAction.REPLACE_NODE, hot=False))
 
     def _drain_later(self, node: str, by: float, seconds: float) -> Steps:
         yield self._env.timeout(max(0.0, by - self._env.now))
-        if node in self._place:
+        if node in self._at.place:
             self._send((node, self._env.now, seconds))
