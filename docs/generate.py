@@ -12,7 +12,7 @@ from docs.generator.conformance import conformance_page
 from docs.generator.environment import environment_page
 from docs.generator.events import events_page
 from docs.generator.faults import fault_pages
-from docs.generator.fields import cluster_file_page, job_file_page, policy_file_page
+from docs.generator.fields import cluster_file_page, job_file_page, policy_file_page, scenario_file_page
 from docs.generator.metrics import metrics_page
 from docs.generator.protocol import protocol_page
 from docs.generator.states import states_page
@@ -27,6 +27,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "reference/job-file.md": job_file_page,
     "reference/cluster-file.md": cluster_file_page,
     "reference/policy-file.md": policy_file_page,
+    "reference/scenario-file.md": scenario_file_page,
     "reference/environment-variables.md": environment_page,
     "reference/python-api.md": api_page,
     "reference/events.md": events_page,

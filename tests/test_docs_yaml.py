@@ -10,13 +10,19 @@ import pytest
 import yaml
 
 from holdfast.errors import BadFile
+from holdfast.simulator.scenario import load_scenario
 from holdfast.spec.files.load import load_cluster, load_job
 from holdfast.spec.policy import load_policy
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(page for top in ("docs", "deployments", "examples") for page in (ROOT / top).rglob("*.md"))])
 FENCE = re.compile(r"^( *)```yaml\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
-LOADERS: dict[str, Callable[[Path], object]] = {"job.yaml": load_job, "cluster.yaml": load_cluster, "policy.yaml": load_policy}
+LOADERS: dict[str, Callable[[Path], object]] = {
+    "job.yaml": load_job,
+    "cluster.yaml": load_cluster,
+    "policy.yaml": load_policy,
+    "scenario.yaml": load_scenario,
+}
 FOREIGN = {"prometheus.yml"}
 """Files of other programs."""
 NEEDED = {"name": "from-a-page", "script": "train.py"}
@@ -42,6 +48,8 @@ def blocks() -> list[tuple[str, str]]:
 def kind(text: str) -> str:
     """Return the name of the file that the fields of *text* belong into."""
     fields = yaml.safe_load(text).keys()
+    if "faults" in fields:
+        return "scenario.yaml"
     return "cluster.yaml" if "kind" in fields else "policy.yaml" if fields & {"based_on", "recommended_actions"} else "job.yaml"
 
 

@@ -1,4 +1,4 @@
-"""The pages of the files that a user writes: job file, cluster file and policy file, from their models."""
+"""The pages of the files that a user writes: job, cluster, policy and scenario file, from their models."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from docs.generator.markdown import anchor, default, named, page, table
 from holdfast.spec.files.problems import model_in
 
 EXAMPLE: Final = Path(__file__).parents[2] / "examples/elastic.yaml"
+SCENARIO: Final = Path(__file__).parents[2] / "examples/simulation/pretraining-16k.yaml"
 HEADINGS: Final = ("Field", "Type", "Default", "Meaning")
 UNITS: Final = "Durations are written `90s`, `5m`, `1h30m` or `2d`, sizes `8GB` or `512MiB`, percentages `25%`."
 
@@ -52,6 +53,22 @@ def policy_file_page() -> str:
         "## Top level\n",
         _fields(PolicyFile, ""),
         *_sections([PolicyFile]),
+    )
+
+
+def scenario_file_page() -> str:
+    """List every field of a scenario file."""
+    from holdfast.simulator.scenario import Scenario  # noqa: PLC0415 (the other pages do not need it)
+
+    return page(
+        "# Scenario file\n",
+        f"{Scenario.__doc__}\n",
+        f"{UNITS} `holdfast simulate FILE` checks and simulates a scenario; [Plan with the simulator](../how-to/simulate.md) shows how.\n",
+        f"{SCHEMA.format(file='scenario.json')}\n",
+        f"```yaml\n{SCENARIO.read_text()}```\n",
+        "## Top level\n",
+        _fields(Scenario, ""),
+        *_sections([Scenario]),
     )
 
 

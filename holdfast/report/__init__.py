@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from holdfast.history.models import Job
     from holdfast.history.store import History
     from holdfast.report.profiles import JobProfile
+    from holdfast.simulator.planning import JobPlan, PlanSweep
 
-__all__ = ["write_atomically", "write_cost", "write_profile", "write_report"]
+__all__ = ["write_atomically", "write_cost", "write_plan", "write_profile", "write_report"]
 
 
 def write_report(history: History, job: Job, output: Path) -> Path:
@@ -52,6 +53,13 @@ def write_cost(history: History, bill: Bill, job: Job | None, output: Path) -> P
     jobs = [one for one in queries.jobs(history, limit=None) if one.id in billed] if job is None else [job]
     content = drawn(bill, job.name if job is not None else None, output.suffix.lower().removeprefix("."), configuration_of(history, jobs))
     return _written("account of costs", output, content)
+
+
+def write_plan(plan: JobPlan, sizes: PlanSweep, output: Path) -> Path:
+    """Write the page of *plan* to *output*, with what is wasted at other *sizes*, and return its path."""
+    from holdfast.report.pages.plan_page import page  # noqa: PLC0415
+
+    return _written("plan", output, page(plan, sizes))
 
 
 def _written(what: str, output: Path, content: bytes) -> Path:

@@ -1,4 +1,4 @@
-"""JSON Schemas of job, cluster and policy files, with which editors complete and check them; made from the models."""
+"""JSON Schemas of job, cluster, policy and scenario files, with which editors complete and check them; made from the models."""
 
 from __future__ import annotations
 
@@ -50,6 +50,13 @@ def policy_schema() -> Schema:
     return _finished(PolicyFile.model_json_schema(), "Holdfast policy file")
 
 
+def scenario_schema() -> Schema:
+    """Return the schema of a scenario file."""
+    from holdfast.simulator.scenario import Scenario  # noqa: PLC0415 (it imports the whole catalogue)
+
+    return _finished(Scenario.model_json_schema(), "Holdfast scenario file")
+
+
 class _Untagged(GenerateJsonSchema):
     """Leaves out `discriminator`, which is no keyword of JSON Schema."""
 
@@ -99,7 +106,7 @@ def _accept_short_forms(field: Schema, *, whole: bool) -> None:
         field["anyOf"] = [*choices, {"type": "string"}]
 
 
-SCHEMAS: Final = {"job": job_schema, "cluster": cluster_schema, "policy": policy_schema}
+SCHEMAS: Final = {"job": job_schema, "cluster": cluster_schema, "policy": policy_schema, "scenario": scenario_schema}
 """What makes the schema of each kind of file; it is kept in `schemas/KIND.json`."""
 
 

@@ -275,7 +275,12 @@ def policy_for(job: TrainingJob) -> Policy:
 
 def under_job(policy: Policy, job: TrainingJob) -> Policy:
     """Return *policy* with the limits of recoveries and the timeouts that *job* sets: they take precedence over the policy's."""
-    return replace(policy, budget=_updated(policy.budget, job), timeouts=_updated(policy.timeouts, job.timeouts.recovery))
+    return replace(with_timeouts(policy, job.timeouts.recovery), budget=_updated(policy.budget, job))
+
+
+def with_timeouts(policy: Policy, timeouts: PolicyRecoveryTimeouts) -> Policy:
+    """Return *policy* with the *timeouts* that are set."""
+    return replace(policy, timeouts=_updated(policy.timeouts, timeouts))
 
 
 def _updated(value: Value, settings: BaseModel) -> Value:

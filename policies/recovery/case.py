@@ -14,6 +14,7 @@ from typing import Final
 from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, HARDWARE_OF_NODE, Fault, RecommendedAction, RecommendedActions
 from holdfast.detectors.diagnosis import Diagnosis
 from holdfast.detectors.nodes.node import NODE_LEAVING
+from holdfast.policies.recovery.rank_map import RankMap, in_order
 
 
 class RecoveryAction(StrEnum):
@@ -165,8 +166,9 @@ class Case:
 
     def _node_remarks(self) -> Iterator[str]:
         """Yield which nodes get no ranks because a GPU reset is recommended, and which do by a person's decision."""
-        for node in self.members:
-            kinds = dict.fromkeys(fault.kind for fault in self._needs_reset() if fault.node == node)
+        needs_reset = self._needs_reset()
+        for node in in_order(self.kept | {fault.node for fault in needs_reset if fault.node}, self.members):
+            kinds = dict.fromkeys(fault.kind for fault in needs_reset if fault.node == node)
             if node in self.kept:
                 yield f"a person keeps {node} in service"
             if kinds:
@@ -202,7 +204,7 @@ class Case:
         idle = {fault.node for fault in against if self.recommended_actions.of(fault) is RecommendedAction.DRAIN and fault is root}
         reset = {fault.node for fault in against if self._is_reset(fault)}
         while_spares = surely | self.worn | {node for node in reset | idle if node}
-        return while_spares if len(while_spares & set(self.members)) <= len(self.spares) else surely
+        return while_spares if sum(node in self.members for node in while_spares) <= len(self.spares) else surely
 
     def _needs_reset(self) -> list[Fault]:
         """Return the faults that stopped ranks and need a GPU reset."""
@@ -214,14 +216,18 @@ class Case:
     @property
     def unfit(self) -> tuple[str, ...]:
         """Members that cannot have ranks now."""
-        leaving = self.leaving
-        return tuple(node for node in self.members if node in leaving)
+        return in_order(self.leaving, self.members)
 
     @property
     def bad(self) -> tuple[str, ...]:
         """Members to drop by any action beyond a restart of the workers: the unfit ones, or else the node of the root fault."""
         own = None if self.is_correlated else self.diagnosis.root.node
-        return self.unfit or tuple(node for node in self.members if node == own)
+        return self.unfit or in_order(frozenset([own] if own else []), self.members)
+
+    @property
+    def rank_map(self) -> RankMap:
+        """Return `ranks` with the node of each rank: itself if it is one already, as for a job that is simulated."""
+        return self.ranks if isinstance(self.ranks, RankMap) else RankMap(self.ranks)
 
     def failed(self, action: RecoveryAction) -> bool:
         """Return whether *action* failed in this incident; if nodes were lost since then, it may be tried again."""

@@ -16,6 +16,7 @@ from holdfast.detectors.nodes.node import AGENT_LOST
 from holdfast.detectors.training.groups import GROUP_BROKEN, REPLACE_RANKS_FAILED
 from holdfast.detectors.training.process import STOPPED
 from holdfast.policies.recovery.case import IN_PROCESS, Case, Decision, HotSpare, ModelCopies, Pass, Placement, RecoveryAction
+from holdfast.policies.recovery.rank_map import in_order
 
 EXTERNAL: Final = frozenset({GROUP_BROKEN.id, REPLACE_RANKS_FAILED.id, STOPPED.id})
 """Kinds that are reported about a process and are not its own fault."""
@@ -47,8 +48,9 @@ class RetryStep:
         )
         if obstacle:
             return Pass(obstacle)
-        ranks = sum(map(len, case.ranks.values()))
-        reason = f"{case.reason}; no rank is lost: all {ranks} stay in their processes, rebuild their groups and repeat the step"
+        reason = (
+            f"{case.reason}; no rank is lost: all {case.rank_map.total} stay in their processes, rebuild their groups and repeat the step"
+        )
         return Decision(action=RecoveryAction.RETRY_STEP, reason=reason)
 
     def _recommended(self, case: Case) -> RecommendedAction:
@@ -67,7 +69,7 @@ class ReplaceRanks:
 
     def __call__(self, case: Case) -> Decision | Pass:
         """Apply if the lost ranks are known, some rank is alive, and there is a place for every lost one."""
-        unhealthy, ranks = unhealthy_ranks(case), sum(map(len, case.ranks.values()))
+        unhealthy, ranks = unhealthy_ranks(case), case.rank_map.total
         own = failed_again(case)
         obstacle = _first_true(
             {
@@ -90,7 +92,7 @@ class ReplaceRanks:
         others = ranks - len(unhealthy)
         stay = "the other one stays in its process" if others == 1 else f"the other {others} stay in their processes"
         moves = "; ".join(map(_continues, found)) or "no rank is lost: the groups are rebuilt"
-        drop = tuple(node for node in case.ranks if node in case.leaving)
+        drop = in_order(case.leaving, case.ranks)
         return Decision(action=RecoveryAction.REPLACE_RANKS, reason=f"{case.reason}; {moves}, {stay}", drop=drop, seats=found)
 
 
@@ -143,9 +145,9 @@ class ShrinkLive:
         return Decision(
             action=RecoveryAction.SHRINK_LIVE,
             reason="; ".join(texts),
-            drop=tuple(node for node in case.ranks if node in case.leaving),
+            drop=in_order(case.leaving, case.ranks),
             seats=seats,
-            vacate=tuple(sorted({rank for ranks in case.ranks.values() for rank in ranks} - staying)),
+            vacate=tuple(sorted(case.rank_map.ranks() - staying)),
         )
 
 
@@ -162,7 +164,8 @@ def unhealthy_ranks(case: Case) -> frozenset[int]:
     }
     nodes = case.leaving | {fault.node for fault in faults if fault.kind == AGENT_LOST.id}
     on_nodes = {rank for node in nodes if node for rank in case.ranks.get(node, ())}
-    return frozenset((named | on_nodes | case.dead) & {rank for ranks in case.ranks.values() for rank in ranks})
+    known = case.rank_map.ranks()
+    return frozenset(rank for rank in named | on_nodes | case.dead if rank in known)
 
 
 def _is_stalled_by_root(fault: Fault, root: Fault) -> bool:
@@ -198,20 +201,24 @@ def find_places(case: Case, unhealthy: frozenset[int]) -> tuple[tuple[Placement,
     A rank goes to a hot spare, if possible of its role, else to a new process on its own node or on a spare node. Ranks of removed nodes
     choose first, as they cannot stay on their node.
     """
-    removed, home = case.leaving, {rank: node for node, ranks in case.ranks.items() for rank in ranks}
+    removed, ranks = case.leaving, case.rank_map
+    home = {rank: node for rank in unhealthy if (node := ranks.node_of(rank)) is not None}
     ready = [one for one in case.hot_spares if one.node not in removed]
     spares = [node for node in case.spares if node not in removed]
-    width = max((len(ranks) for ranks in case.ranks.values()), default=1)
     found, unplaced = list[Placement](), set[int]()
-    load = Counter(node for rank, node in home.items() if rank not in unhealthy)
+    load = Counter[str]()
+
+    def loaded(node: str) -> int:
+        return load[node] + sum(rank not in unhealthy for rank in ranks.get(node, ()))
+
     for rank in sorted(unhealthy, key=lambda rank: (home[rank] not in removed, rank)):
         best = min(ready, key=lambda one: _mismatch(case, rank, home[rank], one), default=None)
         if best is not None:
             ready.remove(best)
             found.append(Placement(rank=rank, node=best.node, hot_spare=best.id))
             continue
-        free = (node for node in spares if load[node] < width)
-        node = home[rank] if home[rank] not in removed else min(free, key=load.__getitem__, default=None)
+        free = (node for node in spares if loaded(node) < ranks.most)
+        node = home[rank] if home[rank] not in removed else min(free, key=loaded, default=None)
         if node is None:
             unplaced.add(rank)
             continue

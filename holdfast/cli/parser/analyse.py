@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from holdfast.cli.parser.base import (
+    Duration,
     Group,
     app,
     command,
@@ -16,6 +17,7 @@ from holdfast.cli.parser.base import (
     incident_job,
     jobs,
     optional_job,
+    page_file,
     picture,
     picture_file,
     since_option,
@@ -50,6 +52,53 @@ def cost() -> None:
 
     Productive hours, and lost ones: by kind of fault, by phase, by node; with ETTR, MTTF and MTTR. Of one JOB (its newest
     run), or of all jobs together. The parts add up to the total.
+    """
+
+
+@command(
+    "analyse.simulate.simulate",
+    "holdfast simulate examples/simulation/pretraining-16k.yaml",
+    "holdfast simulate pretraining.yaml --workers 8 --results pretraining.jsonl",
+    "holdfast simulate --validate --json validation.jsonl",
+)
+@click.argument("scenario", type=file_path, required=False)
+@click.option("--validate", is_flag=True, help="Compute published figures from their stated parameters, instead of a scenario.")
+@click.option("--runs", type=from_one, metavar="N", help="Repetitions with other faults; default: as in the scenario, or 3.")
+@click.option("--from-history", is_flag=True, help="Holdfast's phase times as this history has them, where it has enough.")
+@click.option("--workers", type=from_one, default=1, show_default=True, metavar="N", help="Processes that simulate at the same time.")
+@click.option("--results", type=file_path, metavar="FILE", help="Keep finished runs in FILE, and go on from those that it has.")
+def simulate() -> None:
+    """Simulate what faults cost, at any scale.
+
+    SCENARIO is a file with a cluster, jobs, sources of faults, and the systems to compare. All systems get the same faults. Holdfast's
+    decisions are those of its policies; the figures of other systems are public ones, and `--json` names their sources.
+    With `--validate`, each line is a published figure and what the simulator makes of it; SCENARIO is then a file for these lines as JSON.
+    """
+
+
+@command(
+    "analyse.plan.plan",
+    "holdfast plan --gpus 16384",
+    "holdfast plan --gpus 2048 --step 4s --rate 6.5 --price 2.5 --workers 4 -o plan.html",
+)
+@click.option("--gpus", type=from_one, required=True, metavar="N", help="GPUs of the job.")
+@click.option("--gpus-per-node", type=from_one, default=8, show_default=True, metavar="N", help="GPUs of each node.")
+@click.option("--step", type=Duration(), default="10s", show_default=True, metavar="TIME", help="Time of one step.")
+@click.option("--stall", type=Duration(), default="5s", show_default=True, metavar="TIME", help="Pause of training for a checkpoint.")
+@click.option("--copies", type=from_one, metavar="N", help="Copies of the model; default: as many as fit on four nodes or more each.")
+@click.option(
+    "--rate", type=click.FloatRange(0.01, 10_000), metavar="R", help="Independent faults in 1,000 node-days, in place of a trace."
+)
+@click.option("--policy", default="balanced", show_default=True, metavar="NAME|FILE", shell_complete=completes("policies"), help="Policy.")
+@click.option("--price", type=click.FloatRange(0, 1e6), metavar="P", help="Price of a GPU-hour, to show costs.")
+@click.option("--runs", type=from_one, default=3, show_default=True, metavar="N", help="Repetitions with other faults.")
+@click.option("--workers", type=from_one, default=1, show_default=True, metavar="N", help="Processes that simulate at the same time.")
+@click.option("--output", "-o", type=file_path, metavar="FILE", callback=page_file, help="Write a page with plots too; FILE ends in .html.")
+def plan() -> None:
+    """Recommend spares, checkpoint interval and policy.
+
+    Simulates each choice with the same faults under managed groups, and shows what it wastes, what other systems would, and how much
+    the answer depends on each assumption. Faults come as in a trace of a real cluster, or independently with `--rate`.
     """
 
 

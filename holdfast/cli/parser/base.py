@@ -28,7 +28,7 @@ HEADINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "Watch": ("ps", "status", "logs", "incidents"),
     "Nodes": ("node",),
     "Checkpoints": ("checkpoint",),
-    "Analyse": ("report", "cost", "faults", "explain", "policy"),
+    "Analyse": ("report", "cost", "faults", "explain", "policy", "simulate", "plan"),
     "Set up": ("demo", "admin"),
 }
 """The top-level commands under the headings of `holdfast --help`."""
@@ -270,6 +270,13 @@ def picture_file(context: click.Context, option: click.Parameter, output: Path |
     if not drawn:
         raise click.BadParameter(f"'{output}' does not end in .html, and a report is such a page. Change the suffix.", context, option)
     raise click.BadParameter(f"'{output}' does not end in .html, .png or .svg. Choose one of them.", context, option)
+
+
+def page_file(context: click.Context, option: click.Parameter, output: Path | None) -> Path | None:
+    """Refuse a file that is no page."""
+    if output is None or output.suffix.lower() in {".html", ".htm"}:
+        return output
+    raise click.BadParameter(f"'{output}' does not end in .html. Change the suffix.", context, option)
 
 
 def command(
