@@ -167,7 +167,7 @@ INJECTIONS: Final[dict[str, Injection]] = {
     ),
     "file-system": _hardware(
         "EXT4-fs (sdb1): Remounting filesystem read-only", "raise OSError(30, 'Read-only file system', '/data/ckpt')",
-        "file-system-read-only", "worker-storage-failed",
+        "filesystem-read-only", "worker-storage-failed",
     ),
 }  # fmt: skip
 """Each kind of fault."""

@@ -353,7 +353,7 @@ class EventHandlers:
         if fault is None:
             return
         ranks = [view for view in map(self.generations.state.ranks.get, event.on) if view and view.node == node and not view.ended]
-        if fault.kind in UNUSABLE and ranks:
+        if fault.kind in UNUSABLE and fault.is_proven and ranks:
             fault = replace(fault, rank=ranks[0].rank, step=ranks[0].known_step())
             keep_newest(self.generations.state.unusable, fault)
         self.faults.add_node_fault(fault)
