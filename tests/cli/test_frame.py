@@ -11,6 +11,7 @@ from typing import Final
 import pytest
 from rich.cells import cell_len
 
+from holdfast.cli.changes import JobChange
 from holdfast.cli.job_view import JobView
 from holdfast.cli.node_view import JobNode
 from holdfast.cli.recovery_view import ALWAYS
@@ -21,14 +22,22 @@ from tests.cli.fixed_views import a_recovering_job, a_training_job, drawn, event
 from tests.mentions import mentions
 
 SCREENS: Final = Path(__file__).parent / "screens"
-EVENTS: Final = [
-    event("hot spare 1 on gpu-03 has warmed up after 1.49 s, holding 297 MB of memory; 8 of 8 calls were answered from the recording", 100),
-    event("gpu-01: the clock of GPU 3 is throttled", 200),
-]
+
+
+def events() -> list[JobChange]:
+    """Return what has happened, today whenever that is: a run of the tests may go on past midnight."""
+    return [
+        event(
+            "hot spare 1 on gpu-03 has warmed up after 1.49 s, holding 297 MB of memory; 8 of 8 calls were answered from the recording", 100
+        ),
+        event("gpu-01: the clock of GPU 3 is throttled", 200),
+    ]
+
+
 GOLDEN: Final[dict[str, Callable[[], list[str]]]] = {
-    "training-80x24": lambda: drawn(a_training_job(), 80, 24, events=EVENTS),
+    "training-80x24": lambda: drawn(a_training_job(), 80, 24, events=events()),
     "recovery-80x24": lambda: drawn(a_recovering_job(), 80, 24),
-    "recovery-of-512-ranks-160x50": lambda: drawn(a_recovering_job(nodes=64, ranks=8, phase=4, name="llama"), 160, 50, events=EVENTS),
+    "recovery-of-512-ranks-160x50": lambda: drawn(a_recovering_job(nodes=64, ranks=8, phase=4, name="llama"), 160, 50, events=events()),
     "recovery-40x10": lambda: drawn(a_recovering_job(), 40, 10),
 }
 STATES: Final[dict[str, Callable[[], JobView]]] = {
@@ -51,12 +60,12 @@ def test_the_screen_is_the_golden_one(name: str) -> None:
 @pytest.mark.parametrize("columns", [24, 40, 60, 80, 120, 160])
 def test_the_picture_fits_every_terminal(state: str, columns: int, lines: int) -> None:
     """No line is wider, no picture higher, no word cut without an ellipsis; the state shows on all but the narrowest."""
-    shown = drawn(STATES[state](), columns, lines, events=EVENTS)
+    shown = drawn(STATES[state](), columns, lines, events=events())
     assert max(map(cell_len, shown)) <= columns
     assert len(shown) < lines
     if columns >= 40:
         assert STATES[state]().state in shown[0]
-        known = words([*drawn(STATES[state](), 2000, 200, events=EVENTS), *drawn(STATES[state](), 2000, 39, events=EVENTS)])
+        known = words([*drawn(STATES[state](), 2000, 200, events=events()), *drawn(STATES[state](), 2000, 39, events=events())])
         unknown = words(shown) - known - OTHERS
         assert not {word for word in unknown if any(word != one and one.startswith(word) for one in known)}
 
