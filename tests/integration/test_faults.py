@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.history import queries
 from holdfast.host.process import state_of
-from tests.integration.stage import Stage
+from tests.integration.stage import Play, Stage
 from tests.mentions import mentions
 from tests.waiting import wait_until
 
