@@ -35,7 +35,12 @@ def written(folder: Path, timeouts: str = LONG) -> str:
     return "small.yaml"
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "examples/simulation").glob("*.yaml")), ids=lambda path: path.stem)
+EXAMPLES = sorted((ROOT / "examples/simulation").glob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    "example", [pytest.param(one, id=one.stem, marks=() if one.stem == "clustered-2k" else pytest.mark.long) for one in EXAMPLES]
+)
 def test_an_example_is_simulated_and_its_shares_add_up(here: Command, example: Path) -> None:
     """Every system of it, each with the same faults and with sources for its figures."""
     done = json.loads(here("simulate", str(example), "--json").stdout)
@@ -79,6 +84,7 @@ def test_finished_runs_are_kept_and_not_simulated_again(here: Command, tmp_path:
     assert kept in [run for one in again["systems"] for run in one["runs"]], "the line was read, not simulated again"
 
 
+@pytest.mark.long
 def test_several_processes_come_to_the_same_result(holdfast: Command, tmp_path: Path) -> None:
     """To the last digit."""
     one, two = (holdfast("simulate", written(tmp_path), "--json", "--workers", number).stdout for number in ("1", "2"))

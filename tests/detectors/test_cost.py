@@ -15,6 +15,8 @@ from holdfast.detectors.signatures import SIGNATURES
 from holdfast.detectors.signatures.loading import REACH, Signature, bounded
 from tests.costs import MOST, RUNS, SMALL, filled, growth, seconds
 
+SOME = {"0123456789abcdef", " ", "token", "Error ", "\x1b]", "_"}
+"""Those of the runs that differ most."""
 LENGTH = 4096
 """Characters of a line, which is also read at twice the length."""
 
@@ -42,7 +44,7 @@ def test_no_signature_costs_more_than_in_proportion_to_a_lines_length() -> None:
     assert steep == {}
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", [pytest.param(run, marks=() if run in SOME else pytest.mark.long) for run in RUNS])
 def test_a_line_of_any_kind_is_judged_in_proportion_to_its_length(run: str) -> None:
     """All signatures and the words together; beyond the longest line nothing is read."""
     assert growth(judge, run, LONGEST // 4) < MOST

@@ -44,7 +44,7 @@ def flip(path: Path, at: int = PAGE) -> None:
 
 
 PLACES = ["opening", "opened", "copying", "copied", "sealing", "sealed", "vote", "voted"]
-MORE_PLACES = {"opening", "opened", "copied", "sealed", "voted"}
+MORE_PLACES = {"opening", "opened", "copying", "copied", "sealed", "voted"}
 """What comes right before or after a place that is tried too."""
 
 
@@ -113,7 +113,7 @@ def test_copies_of_a_stage_snapshot_half_of_it_each(job: Job, run_undisturbed: C
     assert_undisturbed(flow, undisturbed_run)
 
 
-@pytest.mark.parametrize("place", ["restoring", "restored"])
+@pytest.mark.parametrize("place", ["restoring", pytest.param("restored", marks=pytest.mark.long)])
 def test_a_survivor_dies_while_it_restores(job: Job, run_undisturbed: Callable[..., Ended], place: str) -> None:
     """Its own snapshots are still there for its replacement."""
     undisturbed_run = run_undisturbed(*SHARDED, ranks=2, stride=1)

@@ -70,6 +70,7 @@ def test_manual_optimization_and_workers_continue_bit_equal(workers: Workers, tm
     assert not kept & {"epoch=0-step=2.ckpt", "epoch=1-step=3.ckpt"}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_fewer_ranks_take_the_rest_of_the_epoch(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> None:
     """After 12 of 30 samples one rank goes on with the next: it counts batches of 3 where two ranks counted 6 samples.

@@ -63,7 +63,7 @@ def test_a_checkpoint_of_a_wrapped_model_is_one_of_the_plain_model(ranks: Ranks,
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4)])
-@pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
+@pytest.mark.parametrize("wrap", [pytest.param("ddp", marks=pytest.mark.long), "fsdp"])
 def test_another_number_of_ranks_resumes_with_the_same_model(ranks: Ranks, tmp_path: Path, wrap: str, before: int, after: int) -> None:
     """Parameters are complete after the change, and the data continues after as many samples over all ranks."""
     first = ranks.run("train", before, directory=tmp_path, until=2, every=2, wrap=wrap)
