@@ -29,6 +29,8 @@ START_SECONDS: Final = 40.0
 """Time for an agent to listen: a step has to start, and perhaps a step launcher before it."""
 RETRY_SECONDS: Final = 0.25
 """Time between two requests to a step launcher that is starting."""
+_LAUNCHERS: Final[list[subprocess.Popen[bytes]]] = []
+"""Step launchers that this process started and that still run: they outlive the object that started them, and are reaped when they end."""
 
 
 class SlurmNodes(RemoteNodes):
@@ -37,7 +39,6 @@ class SlurmNodes(RemoteNodes):
     def __init__(self, cluster: SlurmCluster) -> None:
         self.allocator = Allocations(cluster)
         self._spec = cluster
-        self._launchers: list[subprocess.Popen[bytes]] = []
         transport = SlurmTransport(cluster, self._allocation_of, self._state_of)
         super().__init__(RemoteCluster(cluster.name, directory_of(cluster), cluster.interface, cluster.failure_domains), transport)
         self._domains = dict(cluster.failure_domains)
@@ -101,7 +102,8 @@ class SlurmNodes(RemoteNodes):
 
     def _start_launcher(self, node: str) -> None:
         """Start a step launcher that outlives this process, but not this host: for an allocation that is not ours."""
-        self._launchers.append(
+        _LAUNCHERS[:] = [one for one in _LAUNCHERS if one.poll() is None]
+        _LAUNCHERS.append(
             subprocess.Popen(
                 self._launcher_step(node, "--idle", str(IDLE_SECONDS)),
                 env=node_environment(),
@@ -162,8 +164,7 @@ class SlurmNodes(RemoteNodes):
     def close(self) -> None:
         """Close all connections. Agents, and the allocations that they are in, go on."""
         super().close()
-        for launcher in self._launchers:
-            launcher.poll()
+        _LAUNCHERS[:] = [one for one in _LAUNCHERS if one.poll() is None]
 
 
 def describe_allocations(cluster: SlurmCluster, job: str, name: str) -> str:
