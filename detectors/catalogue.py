@@ -238,7 +238,7 @@ class RecommendedActions:
         return RecommendedAction.MONITOR if self.only_shows(fault) else fault.entry.recommended_action
 
     def only_shows(self, fault: Fault) -> bool:
-        """Return whether *fault* is only shown although its kind takes a node out: it is neither proven nor confirmed."""
+        """Return whether *fault* is a line that a healthy node may write, and is neither confirmed nor of a kind that the policy sets."""
         return fault.kind not in self.changed and fault.needs_proof and fault.key not in self.confirmed
 
     def needs_action(self, fault: Fault) -> bool:

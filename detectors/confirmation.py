@@ -78,16 +78,25 @@ def _confirms(other: Fault, fault: Fault) -> bool:
         return False
     if other.kind == fault.kind:
         return True
-    if belongs(other.kind, "worker-end") or max(explained(fault, other), explained(other, fault)) < SURELY:
+    rules = confirming_rules(fault.entry, other.kind)
+    if not rules or max(explained(fault, other), explained(other, fault)) < SURELY:
         return False
-    rules = [rule for rule in (*between(fault.kind, other.kind), *between(other.kind, fault.kind)) if _is_specific(rule, fault)]
-    return any(rule.after >= LASTING for rule in rules) or (bool(rules) and abs(other.at - fault.at) <= NEAR)
+    return any(rule.after >= LASTING for rule in rules) or abs(other.at - fault.at) <= NEAR
 
 
-def _is_specific(rule: Association, fault: Fault) -> bool:
-    """Return whether *rule* is about the node of *fault*: what is felt anywhere (a lost peer, a hang) tells of a link, not of a disk."""
-    felt_anywhere = fault.entry.area is Area.NETWORK or fault.entry.component == "network file system"
-    return rule.strength >= SURELY and (felt_anywhere or rule.scope not in {Scope.ANYWHERE, Scope.ELSEWHERE})
+def confirming_rules(kind: FaultKind, other: str) -> list[Association]:
+    """Return the rules by which a fault of kind *other* on the same node may confirm one of *kind*.
+
+    They are about that node: what is felt anywhere (a lost peer, a hang) tells of a link, and not of a disk.
+    """
+    if belongs(other, "worker-end"):
+        return []
+    felt_anywhere = kind.area is Area.NETWORK or kind.component == "network file system"
+    return [
+        rule
+        for rule in (*between(kind.id, other), *between(other, kind.id))
+        if rule.strength >= SURELY and (felt_anywhere or rule.scope not in {Scope.ANYWHERE, Scope.ELSEWHERE})
+    ]
 
 
 def _has_cause(symptom: Fault, others: Iterable[Fault]) -> bool:

@@ -7,9 +7,8 @@ from typing import Final
 
 from holdfast.classify.classifier import classify_text
 from holdfast.detectors.all_kinds import CATALOGUE
-from holdfast.detectors.associations import between
 from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, KERNEL_LOG, LOGS, SYSTEM_LOG, TAKES_NODE_OUT, WORKER_OUTPUT, Area, Fault
-from holdfast.detectors.confirmation import SURELY, why_it_acts
+from holdfast.detectors.confirmation import confirming_rules, why_it_acts
 from holdfast.detectors.evidence import LogLine
 from holdfast.detectors.log_lines.classification import LONGEST
 from holdfast.detectors.log_lines.heuristics import OTHERS
@@ -109,16 +108,10 @@ def _changes(fault: Fault, *, acts: bool) -> list[str]:
         where = " or ".join(_PLACES[log] for log in kind.logs)
         changes.append(f"the line in {where}" + (f", if it also matches {kind.certain}" if kind.certain != ANY else ""))
     if fault.log in kind.logs or not kind.logs:
-        found = [name for name in CATALOGUE if _would_confirm(kind.id, name)]
+        measured = (name for name, one in CATALOGUE.items() if name != kind.id and not isinstance(one.unhealthy.evidence, LogLine))
+        found = [name for name in measured if confirming_rules(kind, name)]
         beside = sorted(found, key=lambda name: (CATALOGUE[name].area in {Area.SOFTWARE, Area.PROGRESS}, name))
         if beside:
             more = f" and {len(beside) - MOST} more" if len(beside) > MOST else ""
             changes.append(f"a second signal on that node: {', '.join(beside[:MOST])}{more}")
     return [*changes, f"a policy: `recommended_actions: {{{kind.id}: {kind.recommended_action}}}`"]
-
-
-def _would_confirm(kind: str, other: str) -> bool:
-    """Return whether a measured fault *other* would confirm *kind*."""
-    if kind == other or isinstance(CATALOGUE[other].unhealthy.evidence, LogLine):
-        return False
-    return any(rule.strength >= SURELY for rule in (*between(kind, other), *between(other, kind)) if rule.scope != "elsewhere")

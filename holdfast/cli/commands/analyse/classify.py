@@ -64,12 +64,10 @@ def _classify(log: IO[bytes], name: str, *, as_json: bool) -> None:
         if as_json:
             sys.stdout.write(json_lines(page))
         else:
-            number += show(events.feed(page.faults, lines))
+            number += show([*events.feed(page.faults, lines), *events.finish()])  # what has arrived is shown, and waits for no further line
         sys.stdout.flush()
     if as_json:
         return
-    number += show(events.finish())
-    sys.stdout.flush()
     of_kinds = f" of {plural(len(found), 'kind')}:" if found else "."
     together = f" in {plural(number, 'event')}" if number < found.total() else ""
     hint(f"{count(lines)} lines, {plural(found.total(), 'fault')}{together}{of_kinds}")
