@@ -23,7 +23,7 @@ from holdfast.policies.recovery.case import (
     RecoveryAction,
 )
 from holdfast.policies.recovery.in_process import restart_pays_off
-from holdfast.policies.recovery.policy import Policy
+from holdfast.policies.recovery.policy import Pace, Policy
 from holdfast.policies.slowness import PastMigration, StragglerAction, StragglerCase, StragglerOutcome
 from holdfast.simulator import accounts
 from holdfast.simulator.accounts import JobAccount
@@ -279,7 +279,7 @@ class SimulatedJob:
 
     def _carry_out(self, action: RecoveryAction, plan: RecoveryPlan, incident: IncidentInWork) -> Steps:
         """Let the phases of *plan* pass; return whether they brought the job back. An action that takes too long counts as tried."""
-        limit = self._policy.timeouts.of(action) if self._system.managed else float("inf")
+        limit = self._policy.timeouts.of(action, self._pace()) if self._system.managed else float("inf")
         spent = list[tuple[str, float]]()
         for phase, time in plan.phases:
             seconds = time.draw(self._numbers, self.progress.pace.step)
@@ -296,6 +296,12 @@ class SimulatedJob:
             incident.tried.append(action)  # a node that still hangs is not reported again: the attempt ends at its timeout
             yield from self._spend("failed attempt", limit - sum(one for _, one in spent))
         return not self._at.broken
+
+    def _pace(self) -> Pace:
+        """Return how long a start takes: a restart without what comes before its workers start."""
+        step = self.progress.pace.step
+        phases = self._system.plan(RecoveryAction.RESTART_WORKERS, hot=False).phases
+        return Pace(start=sum(time.mean(step) for name, time in phases if name not in ("isolate", "reschedule")), step=step)
 
     def _restore(self, restore: Restore, incident: IncidentInWork) -> None:
         corrupt = [one.corrupt_since for one in incident.hits if one.corrupt_since is not None]

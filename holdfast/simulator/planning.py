@@ -71,12 +71,11 @@ class PlanRequest:
 
     def scenario(self, *, spares: int, hot_spares: int, interval: str = "auto", policy: str | None = None, **faults: Any) -> Scenario:  # noqa: ANN401 (fields)
         """Return the scenario with these choices."""
-        timeouts = dict.fromkeys(("retry_step", "replace_ranks", "shrink_live", "restart_workers", "replace_node", "shrink_restart"), "20m")
         source = {"trace": {}} if self.rate is None else {"constant_rate": {"per_1000_node_days": self.rate}}
         least = min(4, self.nodes)
         copies = self.copies or next(one for one in (128, 64, 32, 16, 8, 4, 2, 1) if self.nodes % one == 0 and self.nodes // one >= least)
         plan = {"interval": interval, "stall": f"{self.stall:g}s", "overlapped": f"{self.overlapped:g}s"}
-        job = {"nnodes": self.nodes, "step": f"{self.step:g}s", "copies": copies, "checkpoint": plan, "timeouts": timeouts}
+        job = {"nnodes": self.nodes, "step": f"{self.step:g}s", "copies": copies, "checkpoint": plan}
         cluster = {"nodes": self.nodes + spares, "gpus_per_node": self.gpus_per_node, "hot_spares": min(hot_spares, spares)}
         return Scenario.model_validate(
             {

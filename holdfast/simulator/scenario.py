@@ -71,8 +71,8 @@ class ScenarioJob(SpecModel):
     checkpoint: ScenarioCheckpoints = Field(default=ScenarioCheckpoints(), description="Checkpoints and in-memory snapshots.")
     timeouts: PolicyRecoveryTimeouts = Field(
         default=PolicyRecoveryTimeouts(),
-        description="How long each recovery action may take under the Holdfast systems, as `timeouts.recovery` of a job file. The "
-        "defaults are for small jobs: an action that takes longer is cut off, and the next one is tried.",
+        description="How long each recovery action may take under the Holdfast systems, as `timeouts.recovery` of a job file: "
+        "without a value, as long as two starts and three steps of the job.",
     )
 
     @property

@@ -208,17 +208,19 @@ class PolicyRecoveryTimeouts(SpecModel):
     """How long each recovery action may take; the next one is tried right after it."""
 
     retry_step: PositiveDuration | None = Field(
-        default=None, description="No rank is lost: rebuild the groups and repeat the step; else 20s."
+        default=None, description="No rank is lost: rebuild the groups and repeat the step; else at least 20s."
     )
     replace_ranks: PositiveDuration | None = Field(
-        default=None, description="Keep the live ranks, and replace the lost ones by hot spares or new processes; else 20s."
+        default=None, description="Keep the live ranks, and replace the lost ones by hot spares or new processes; else at least 20s."
     )
     shrink_live: PositiveDuration | None = Field(
-        default=None, description="Keep the live ranks, and continue with fewer replicas of the model; else 20s."
+        default=None, description="Keep the live ranks, and continue with fewer replicas of the model; else at least 20s."
     )
-    restart_workers: PositiveDuration | None = Field(default=None, description="Restart the workers on the same nodes; else 2m.")
-    replace_node: PositiveDuration | None = Field(default=None, description="Replace a node by a spare one; else 3m.")
-    shrink_restart: PositiveDuration | None = Field(default=None, description="Restart on fewer nodes, where the job allows it; else 3m.")
+    restart_workers: PositiveDuration | None = Field(default=None, description="Restart the workers on the same nodes; else at least 2m.")
+    replace_node: PositiveDuration | None = Field(default=None, description="Replace a node by a spare one; else at least 3m.")
+    shrink_restart: PositiveDuration | None = Field(
+        default=None, description="Restart on fewer nodes, where the job allows it; else at least 3m."
+    )
     wait_for_capacity: Duration | None = Field(default=None, description="Wait for nodes to return before the job fails; else 1d.")
 
 
@@ -271,7 +273,11 @@ class Timeouts(SpecModel):
         description="When some ranks have exited with status 0, the others may take this long without a step, an output or an exit; if "
         "rank 0 has exited, the job is completed then.",
     )
-    recovery: RecoveryTimeouts = Field(default=RecoveryTimeouts(), description="How long each recovery action may take.")
+    recovery: RecoveryTimeouts = Field(
+        default=RecoveryTimeouts(),
+        description="How long each recovery action may take. Without a value an action may take as long as two starts of the job (the "
+        "longest so far, or `startup` before there was one) and three steps, if that is more than the default.",
+    )
 
 
 MaxRecoveries = Annotated[

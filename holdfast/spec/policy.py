@@ -18,7 +18,7 @@ from holdfast.detectors.catalogue import NO_ACTION_NEEDED, RecommendedAction
 from holdfast.errors import BadFile, Problem
 from holdfast.policies.recovery.case import RecoveryAction
 from holdfast.policies.recovery.escalation import NOTING, ORDERS
-from holdfast.policies.recovery.policy import BASE, NAMED, Policy
+from holdfast.policies.recovery.policy import BASE, NAMED, Policy, PolicyTimeouts
 from holdfast.spec.files import synonyms
 from holdfast.spec.files.load import YAML, fields_of, located, read_yaml, validated
 from holdfast.spec.files.problems import nearest, shown
@@ -85,6 +85,11 @@ class CorrelatedFaults(SpecModel):
     min_share: Percent | None = Field(
         default=None,
         description="The same as a share of the job's nodes, e.g. `25%`, at least two of them; `0%`: never; else `0%`.",
+    )
+    hardware_share: Percent | None = Field(
+        default=None,
+        description="Share of the job's nodes that a fault must exceed which takes a node out and is attributed to its own hardware: power "
+        "or a bad batch may break a few of many, and their ranks would fail there again; `0%`: no more than others; else `50%`.",
     )
     window: Window | None = Field(default=None, description="Within which they occur; at most 30 days; else 10m.")
 
@@ -263,7 +268,7 @@ def policy_of(file: PolicyFile, *, name: str) -> Policy:
         diverged_loss=_updated(base.diverged_loss, file.diverged_loss),
         recommended_actions=dict(file.recommended_actions),
         budget=_updated(base.budget, file),
-        timeouts=_updated(base.timeouts, file.timeouts),
+        timeouts=_timeouts(base.timeouts, file.timeouts),
         stragglers=_updated(base.stragglers, file.stragglers),
     )
 
@@ -280,7 +285,12 @@ def under_job(policy: Policy, job: TrainingJob) -> Policy:
 
 def with_timeouts(policy: Policy, timeouts: PolicyRecoveryTimeouts) -> Policy:
     """Return *policy* with the *timeouts* that are set."""
-    return replace(policy, timeouts=_updated(policy.timeouts, timeouts))
+    return replace(policy, timeouts=_timeouts(policy.timeouts, timeouts))
+
+
+def _timeouts(before: PolicyTimeouts, settings: PolicyRecoveryTimeouts) -> PolicyTimeouts:
+    stated = {name for name in PolicyRecoveryTimeouts.model_fields if getattr(settings, name) is not None}
+    return replace(_updated(before, settings), stated=before.stated | stated)
 
 
 def _updated(value: Value, settings: BaseModel) -> Value:

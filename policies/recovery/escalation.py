@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.detectors.associations import follows_step, is_secondary
-from holdfast.detectors.catalogue import Attribution, RecommendedAction
+from holdfast.detectors.associations import belongs, follows_step, is_secondary
+from holdfast.detectors.catalogue import CATALOGUE, HARDWARE_OF_NODE, TAKES_NODE_OUT, Attribution, RecommendedAction
 from holdfast.detectors.correlation import BLAMED
 from holdfast.detectors.training.losses import LOST
 from holdfast.detectors.training.progress import NOT_ENDING
@@ -68,17 +68,22 @@ class StopWithoutProgress:
     """The policy may replace nodes."""
 
     def __call__(self, case: Case) -> Decision | Pass:
-        """Apply if the newest `max_recoveries_without_progress` recoveries made no progress, and a lost node is not the reason."""
+        """Apply if the newest `max_recoveries_without_progress` recoveries made no progress.
+
+        A lost node is not the script's fault. A recovery that another node's hardware interrupted does not count.
+        """
         if case.diagnosis.root.kind == NOT_ENDING.id and any(one.kind == NOT_ENDING.id for one in case.past):
             reason = f"{case.reason}; it happened before: all ranks were restarted for it, and another restart would not end them"
             return Decision(action=RecoveryAction.FAIL, reason=reason)
         if case.lost:
             return Pass(f"{', '.join(sorted(case.lost))} is lost, which is not the script's fault")
         streak = list[PastRecovery]()
+        next_kind, next_node = case.diagnosis.root.kind, case.diagnosis.root.node
         for one in reversed(case.past):
             if one.made_progress:
                 break
-            streak += [] if one.interrupted else [one]
+            streak += [] if one.interrupted or _broke_elsewhere(one, next_kind, next_node) else [one]
+            next_kind, next_node = one.kind, one.node
         if len(streak) < case.budget.max_recoveries_without_progress:
             return Pass(f"{len(streak)} of {case.budget.max_recoveries_without_progress} recoveries in a row without a new step")
         summary = f"{len(streak)} recoveries in a row brought no new step"
@@ -93,6 +98,14 @@ class StopWithoutProgress:
             return None
         reason = f"{case.reason}; {summary}: before the job fails, {', '.join(add)} replaces {', '.join(bad)}"
         return Decision(action=RecoveryAction.REPLACE_NODE, reason=reason, drop=bad, add=add)
+
+
+def _broke_elsewhere(recovery: PastRecovery, next_kind: str, next_node: str | None) -> bool:
+    """Return whether *recovery* made no progress because the hardware of another node failed meanwhile: neither it nor the script did."""
+    kind = CATALOGUE.get(next_kind)
+    if kind is None or not next_node or next_node == recovery.node:
+        return False
+    return belongs(next_kind, "node-gone") or (kind.attributed_to in HARDWARE_OF_NODE and kind.recommended_action in TAKES_NODE_OUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

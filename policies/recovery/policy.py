@@ -8,12 +8,33 @@ from types import MappingProxyType
 from typing import Final
 
 from holdfast.detectors.catalogue import RecommendedAction, RecommendedActions
-from holdfast.policies.recovery.case import Case, RecoveryAction, RecoveryBudget
+from holdfast.policies.recovery.case import IN_PROCESS, Case, RecoveryAction, RecoveryBudget
 from holdfast.policies.recovery.escalation import NOTING, ORDERS, Answer, Noting, RollBack, Rules, decide, rules_of
 from holdfast.policies.slowness import MigrateStraggler
 
 BASE: Final = "balanced"
 """Policy of a job that names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long the job takes to start and to make a step: what an action may take depends on it."""
+
+    start: float | None = None
+    """Seconds from the start of the workers to their first step, the longest so far; None: they have made none yet."""
+    step: float = 0.0
+    """Seconds of a step."""
+    startup: float = 0.0
+    """Seconds that a start may take that nothing is known of."""
+
+
+UNKNOWN_PACE: Final = Pace()
+STARTS: Final = 2.0
+STEPS: Final = 3.0
+"""An action without a timeout of its own may take as long as so many starts and steps of the job, if that is more than the default.
+
+A model that loads for ten minutes would never come back if a restart were cut off after two.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,19 +50,33 @@ class PolicyTimeouts:
     shrink_restart: float = 180.0
     wait_for_capacity: float = 86_400.0
     """For enough nodes; after that the job has `replace_node` seconds."""
+    stated: frozenset[str] = frozenset()
+    """Names of the timeouts that a job or policy file states: they hold as they are, however long the job takes to start."""
 
-    def of(self, action: RecoveryAction) -> float:
+    def of(self, action: RecoveryAction, pace: Pace = UNKNOWN_PACE) -> float:
         """Return the seconds that *action* may take once its nodes are there; raise KeyError for failing the job."""
-        return {
-            RecoveryAction.RETRY_STEP: self.retry_step,
-            RecoveryAction.REPLACE_RANKS: self.replace_ranks,
-            RecoveryAction.SHRINK_LIVE: self.shrink_live,
-            RecoveryAction.RESTART_WORKERS: self.restart_workers,
-            RecoveryAction.ROLLBACK: self.restart_workers,
-            RecoveryAction.REPLACE_NODE: self.replace_node,
-            RecoveryAction.SHRINK_RESTART: self.shrink_restart,
-            RecoveryAction.WAIT_FOR_CAPACITY: self.replace_node,
-        }[action]
+        least: float = getattr(self, TIMEOUT_OF[action])
+        if self.is_stated(action):
+            return least
+        start = pace.start if pace.start is not None else 0.0 if action in IN_PROCESS else pace.startup / STARTS
+        return max(least, STARTS * start + STEPS * pace.step)
+
+    def is_stated(self, action: RecoveryAction) -> bool:
+        """Return whether a file states the timeout of *action*."""
+        return TIMEOUT_OF[action] in self.stated
+
+
+TIMEOUT_OF: Final[Mapping[RecoveryAction, str]] = {
+    RecoveryAction.RETRY_STEP: "retry_step",
+    RecoveryAction.REPLACE_RANKS: "replace_ranks",
+    RecoveryAction.SHRINK_LIVE: "shrink_live",
+    RecoveryAction.RESTART_WORKERS: "restart_workers",
+    RecoveryAction.ROLLBACK: "restart_workers",
+    RecoveryAction.REPLACE_NODE: "replace_node",
+    RecoveryAction.SHRINK_RESTART: "shrink_restart",
+    RecoveryAction.WAIT_FOR_CAPACITY: "replace_node",
+}
+"""Action to its field of `PolicyTimeouts`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

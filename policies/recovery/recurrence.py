@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from holdfast.detectors.associations import belongs, is_secondary
-from holdfast.detectors.catalogue import Attribution, Fault, RecommendedAction
+from holdfast.detectors.catalogue import HARDWARE_OF_NODE, TAKES_NODE_OUT, Attribution, Fault, RecommendedAction
 from holdfast.policies.recovery.case import Case, Noted, Pass, PastFault
 
 OFF: Final = "switched off"
@@ -21,6 +21,9 @@ class ExcuseWhenCorrelated:
 
     Nodes fail independently. At one fault in 6,300 node-hours (`checkpoint_interval.PUBLISHED`) three of 1,000 nodes have faults
     of any kind within ten minutes once in two years, while a broken script makes all of them fail the same way.
+    On large clusters hardware breaks in bursts nevertheless (power, cooling, a bad batch). A fault of a node's own hardware that takes it
+    out therefore counts against each of a few nodes of many: their ranks would fail there again. It is excused where it came on most of
+    the job's nodes.
     """
 
     min_nodes: int = 3
@@ -29,6 +32,8 @@ class ExcuseWhenCorrelated:
     """The same as a share of the job's nodes (0 to 1), at least two; 0: only the number counts."""
     window: float = 600.0
     """Seconds."""
+    hardware_share: float = 0.5
+    """Share of the job's nodes that a fault of their own hardware, which takes them out, must exceed; 0: as other faults."""
 
     def __call__(self, case: Case) -> Noted | Pass:
         """Mark the kinds that came on many nodes; a lost node stays lost."""
@@ -37,11 +42,12 @@ class ExcuseWhenCorrelated:
         seen = [
             fault for fault in (case.diagnosis.root, *case.diagnosis.secondary_failures) if case.recommended_actions.needs_action(fault)
         ]
-        kinds = dict.fromkeys(fault.kind for fault in seen if not is_secondary(fault.kind) and not belongs(fault.kind, "node-gone"))
-        found = {kind: nodes for kind in kinds if len(nodes := self._nodes(kind, case)) >= self._least(len(case.members))}
+        faults = {fault.kind: fault for fault in seen if not is_secondary(fault.kind) and not belongs(fault.kind, "node-gone")}
+        found = {kind: nodes for kind, one in faults.items() if len(nodes := self._nodes(kind, case)) >= self._least(case, one)}
         if not found:
-            root, least = case.diagnosis.root.kind, self._least(len(case.members))
-            return Pass(f"{root} came on {len(self._nodes(root, case))} node(s) within {self.window:.0f} s, not on {least}")
+            root = case.diagnosis.root
+            nodes, least = self._nodes(root.kind, case), self._least(case, root)
+            return Pass(f"{root.kind} came on {len(nodes)} node(s) within {self.window:.0f} s, not on {least}")
         why = "; ".join(
             f"{kind} came on {len(nodes)} nodes ({', '.join(sorted(nodes))}) within {self.window:.0f} s: attributed to none of them"
             for kind, nodes in found.items()
@@ -52,10 +58,13 @@ class ExcuseWhenCorrelated:
         now = {fault.node for fault in (case.diagnosis.root, *case.diagnosis.secondary_failures) if fault.kind == kind and fault.node}
         return now | {one.node for one in case.earlier if one.kind == kind and case.now - one.at < self.window}
 
-    def _least(self, members: int) -> int:
-        """Return the number of nodes that makes a fault correlated among *members*."""
+    def _least(self, case: Case, fault: Fault) -> int:
+        """Return the number of nodes that makes *fault* correlated."""
+        members = len(case.members)
         by_share = max(2, -(-members * self.min_share // 1)) if self.min_share else 0
-        return int(min(one for one in (self.min_nodes, by_share) if one))
+        least = int(min(one for one in (self.min_nodes, by_share) if one))
+        is_broken = fault.entry.attributed_to in HARDWARE_OF_NODE and case.recommended_actions.of(fault) in TAKES_NODE_OUT
+        return max(least, int(members * self.hardware_share) + 1) if is_broken and self.hardware_share else least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,8 +64,9 @@ def test_the_text_compares_the_systems(here: Command, tmp_path: Path) -> None:
 
 
 def test_a_timeout_that_is_too_short_is_named_with_its_cure(here: Command, tmp_path: Path) -> None:
-    """The defaults are for small jobs: who simulates a large one is told which to raise."""
-    hints = here("simulate", written(tmp_path, "")).stderr
+    """Who states one that is shorter than the recovery is told which to raise; without one it lasts as long as the job needs."""
+    assert "timeout" not in here("simulate", written(tmp_path, "")).stderr
+    hints = here("simulate", written(tmp_path, "timeouts: {replace_ranks: 20s}")).stderr
     assert mentions(hints, "holdfast-groups", "replace-ranks", "timeout", "timeouts: {replace_ranks: ...}")
 
 

@@ -46,6 +46,20 @@ def test_step_times_do_not_apply_to_a_rank_before_its_first_step() -> None:
     assert seen.step_seconds == (0.1, 0.1)
 
 
+def test_a_start_lasts_from_the_first_worker_to_the_last_first_step() -> None:
+    """What a recovery may take depends on it, and on the median step."""
+    board = GenerationState(1, {"a": [0], "b": [1]})
+    assert (board.start_seconds(), board.step_seconds()) == (None, None)
+    for rank, at in ((0, 10.0), (1, 13.0)):
+        send(board, "worker.started", at, rank=rank, pid=100 + rank)
+    send(board, "heartbeats", 13.0, ranks={"0": BEAT, "1": BEAT})
+    send(board, "worker.stepped", 70.0, rank=0, step=1, until=9)
+    assert board.start_seconds() is None
+    send(board, "worker.stepped", 75.0, rank=1, step=1, until=9)
+    send(board, "steps", 80.0, steps=[(1, 70.0, 0.5, 0.5), (2, 75.0, 2.0, 0.5), (3, 80.0, 1.0, 0.5)])
+    assert (board.start_seconds(), board.step_seconds()) == (65.0, 1.0)
+
+
 def test_a_rank_without_heartbeats_does_not_hide_a_stall_and_is_the_first_suspect() -> None:
     """Neither one whose agent a reattaching controller cannot reach, nor one whose agent does not report it at a start."""
     limits = HangLimits(startup=60.0, hang_min=5.0)

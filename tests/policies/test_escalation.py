@@ -22,6 +22,9 @@ SPENT = tuple(a_recovery(node="a", at=NOW - 100 * n) for n in range(1, 4))
 """As many restarts in place of node a as its budget allows."""
 FRUITLESS = (a_recovery(), *(a_recovery(node=node, made_progress=False) for node in "abc"))
 
+BURST = tuple(replace(a_recovery(node=node, made_progress=False), kind="gpu-off-bus") for node in ("b", "c", "b"))
+"""Recoveries in a burst: before each brought a step, the GPU of another node failed."""
+
 ECC, LAUNCH = "cuda-uncorrectable-ecc", "cuda-launch-failure"
 AGAIN = replace(a_recovery(), kind=LAUNCH)
 """A restart in place of node a for a failed CUDA launch."""
@@ -126,6 +129,12 @@ CASES: dict[str, Row] = {
     ),
     "three recoveries without a step, a spare was tried": (
         a_case(past=(*FRUITLESS, a_recovery(REPLACE, made_progress=False)), spares=("t",)), all_say(FAIL),
+    ),
+    "three recoveries without a step, each interrupted by the hardware of the next node": (
+        a_case("gpu-off-bus", "a", past=BURST, spares=("s",)), all_say(REPLACE),
+    ),
+    "three recoveries without a step, the hardware of one node each time": (
+        a_case("gpu-off-bus", "a", past=tuple(replace(one, node="a") for one in BURST)), all_say(FAIL),
     ),
     "ranks that do not end": (a_case("job-end-stuck", None), all_say(RESTART)),
     "ranks that do not end, again": (

@@ -9,7 +9,7 @@ import pytest
 from holdfast.detectors.catalogue import RecommendedAction
 from holdfast.policies.recovery.case import RecoveryAction, RecoveryBudget
 from holdfast.policies.recovery.escalation import ORDERS, POLICIES
-from holdfast.policies.recovery.policy import NAMED, Policy, PolicyTimeouts
+from holdfast.policies.recovery.policy import NAMED, TIMEOUT_OF, Pace, Policy, PolicyTimeouts
 from tests.policies.cases import a_case, a_recovery
 
 
@@ -66,3 +66,14 @@ def test_every_rung_that_brings_ranks_back_has_a_deadline() -> None:
         deadlines.of(action) > 0 for action in RecoveryAction if action not in {RecoveryAction.FAIL, RecoveryAction.REQUEST_APPROVAL}
     )
     assert deadlines.of(RecoveryAction.WAIT_FOR_CAPACITY) == 7.0
+
+
+def test_without_a_stated_timeout_an_action_may_take_as_long_as_the_job_needs() -> None:
+    """A model that loads for ten minutes is not cut off after two; a number that somebody wrote down holds."""
+    slow, quick = Pace(start=600.0, step=40.0, startup=1800.0), Pace(start=3.0, step=0.1, startup=1800.0)
+    usual, stated = PolicyTimeouts(), PolicyTimeouts(restart_workers=120.0, stated=frozenset({"restart_workers"}))
+    assert [usual.of(action, slow) for action in (RecoveryAction.RETRY_STEP, RecoveryAction.RESTART_WORKERS)] == [1320.0, 1320.0]
+    assert [stated.of(action, slow) for action in (RecoveryAction.ROLLBACK, RecoveryAction.REPLACE_NODE)] == [120.0, 1320.0]
+    assert all(usual.of(action, quick) == usual.of(action) for action in TIMEOUT_OF)
+    assert usual.of(RecoveryAction.RESTART_WORKERS, Pace(startup=1800.0)) == 1800.0, "nothing is known of its start"
+    assert usual.of(RecoveryAction.REPLACE_RANKS, Pace(step=30.0, startup=1800.0)) == 90.0

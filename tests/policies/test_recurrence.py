@@ -65,6 +65,19 @@ def test_faults_of_one_incident_count_as_well() -> None:
     assert decided("balanced", case).drop == ()
 
 
+def test_hardware_that_breaks_on_a_few_of_many_nodes_counts_against_each() -> None:
+    """Their ranks would fail there again; where most of the nodes have it, something else is the cause."""
+    broken = ("gpu-off-bus", "a", ("gpu-off-bus", "b"), ("gpu-off-bus", "c"))
+    few = a_case(*broken, members=tuple("abcdefgh"), spares=("s", "t", "u"))
+    assert "not on 5" in passed(ExcuseWhenCorrelated(), few)
+    decision = decided("balanced", few)
+    assert (decision.action, decision.drop, decision.add) == (RecoveryAction.REPLACE_NODE, tuple("abc"), tuple("stu"))
+    assert noted(ExcuseWhenCorrelated(hardware_share=0.0), few).unfit == ()
+    crashes = a_case(KILL, "a", (KILL, "b"), (KILL, "c"), members=tuple("abcdefgh"))
+    assert noted(ExcuseWhenCorrelated(), crashes).correlated == {KILL}
+    assert noted(ExcuseWhenCorrelated(), a_case(*broken, members=tuple("abcde"))).correlated == {"gpu-off-bus"}
+
+
 @pytest.mark.parametrize(
     "earlier",
     [

@@ -35,7 +35,7 @@ def test_a_file_overrides_its_base(file: Any) -> None:
     assert policy.recommended_actions == {"gpu-off-bus": RecommendedAction.DRAIN}
     assert policy.order == (RecoveryAction.RESTART_WORKERS, RecoveryAction.REPLACE_NODE)
     assert policy.budget == RecoveryBudget(max_restarts_in_place=1, recovery_window=7200.0)
-    assert policy.timeouts == PolicyTimeouts(shrink_restart=30.0)
+    assert policy.timeouts == PolicyTimeouts(shrink_restart=30.0, stated=frozenset({"shrink_restart"}))
     correlated, recurring, flapping = policy.noting
     assert (correlated.min_share, correlated.min_nodes) == (0.5, base.noting[0].min_nodes)
     assert (recurring.times, recurring.window) == (2, base.noting[1].window)
@@ -150,8 +150,9 @@ def test_the_numbers_that_the_descriptions_name_are_those_in_force() -> None:
             value = getattr(values, name)
             lasts = "Duration" in repr(field.annotation) or "timedelta" in repr(field.annotation)
             said = format_duration(timedelta(seconds=value)) if lasts else f"{value:g}"
-            said = f"`{value:g}%`" if name == "min_share" else said
-            assert f"else {said}" in (field.description or ""), (part, name)
+            said = f"`{value:.0%}`" if name.endswith("share") else said
+            least = "at least " if part == "timeouts" and name != "wait_for_capacity" else ""
+            assert f"else {least}{said}" in (field.description or ""), (part, name)
 
 
 # -- with the job ---------------------------------------------------------------------------------------------------------
@@ -169,7 +170,9 @@ def test_the_job_overrides_the_policy_and_that_its_base(file: Any) -> None:
     for one in (job, TrainingJob.model_validate(job.model_dump(mode="json"))):
         policy = policy_for(one)
         assert policy.budget == RecoveryBudget(max_restarts_in_place=5, max_recoveries_without_progress=7)
-        assert policy.timeouts == PolicyTimeouts(shrink_restart=10.0, replace_ranks=5.0)
+        assert policy.timeouts == PolicyTimeouts(
+            shrink_restart=10.0, replace_ranks=5.0, stated=frozenset({"shrink_restart", "replace_ranks"})
+        )
 
 
 def test_a_job_names_a_policy_or_a_file_next_to_the_job_file(tmp_path: Path) -> None:

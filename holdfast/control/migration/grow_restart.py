@@ -16,7 +16,7 @@ from holdfast.policies.states import Event, Transition
 
 def grow_by_restart(run: JobController) -> Transition:
     """Add the nodes that are free again; until the ranks are stopped a failure leaves training as it is."""
-    begin, limit = time.monotonic(), run.policy.timeouts.of(RecoveryAction.SHRINK_RESTART)
+    begin, limit = time.monotonic(), run.policy.timeouts.of(RecoveryAction.SHRINK_RESTART, run.generations.pace())
     generations, nodes = run.generations, run.scale_up.nodes()
     added = _bring_up(run, nodes)
     turn = poll(run)

@@ -7,7 +7,6 @@ costs a start, and must gain more than that.
 from __future__ import annotations
 
 import logging
-import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -32,8 +31,6 @@ RETRY_DELAY: Final = 15.0
 MAX_RETRY_DELAY: Final = 600.0
 STABLE: Final = 15.0
 """Seconds for which a node has to be free before all ranks are restarted for it: one that has just returned may leave again."""
-STEPS: Final = 64
-"""The newest steps, from which the time of one is estimated."""
 
 
 class ScaleUp:
@@ -94,11 +91,7 @@ class ScaleUp:
         if now - self._free_since < STABLE:
             return False
         state = generations.state
-        newest = [seconds for _, seconds in islice(reversed(state.durations), STEPS)]
-        step_seconds = statistics.median(newest) if newest else None
-        started = min((view.started for view in state.ranks.values() if view.started is not None), default=None)
-        first_step = state.first_step_at()
-        start_seconds = 0.0 if started is None or first_step is None else max(0.0, first_step - started)
+        step_seconds, start_seconds = state.step_seconds(), state.start_seconds() or 0.0
         age, until = snapshot_age(state), state.until()
         lost_steps = max(0, generations.best - self._newest_checkpoint()) if age is None else age
         remaining = None if until is None or step_seconds is None else max(0, until - generations.best) * step_seconds

@@ -48,7 +48,7 @@ def reschedule(run: JobController) -> Transition:
 def resume(run: JobController) -> Transition:
     """Start the new generation, and wait for its first new step within the action's timeout."""
     incident, decision = decided(run)
-    limit, begin = run.policy.timeouts.of(decision.action), time.time()
+    limit, begin = run.policy.timeouts.of(decision.action, run.generations.pace()), time.time()
     state = run.generations.state
     if not state.all_started():  # a controller that reattached in this state finds them started
         path_of(decision).start(run, decision, limit)

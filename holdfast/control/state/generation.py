@@ -6,10 +6,11 @@ The next generation starts with an empty state, so that nothing left over from t
 from __future__ import annotations
 
 import signal
+import statistics
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Final
 
 from holdfast.control.agents.events import (
@@ -141,6 +142,8 @@ class RankState:
 
 BLOCKS: Final = 64
 """Newest blocks of steps that are kept of each rank."""
+NEWEST_STEPS: Final = 64
+"""The newest steps, from which the time of one is estimated."""
 FIRST_BLOCKS: Final = 8
 """First blocks after the warm-up that are kept for comparison."""
 RECENT_BLOCKS: Final = 16
@@ -565,6 +568,17 @@ class GenerationState:
         if not self.managed() and self.all_started():
             return max(view.started or 0.0 for view in self.ranks.values())
         return None
+
+    def start_seconds(self) -> float | None:
+        """Return the seconds from the first start of a worker to the last rank's first step; None before that."""
+        started = min((view.started for view in self.ranks.values() if view.started is not None), default=None)
+        first_step = self.first_step_at()
+        return None if started is None or first_step is None else max(0.0, first_step - started)
+
+    def step_seconds(self) -> float | None:
+        """Return the median of the newest steps' seconds; None before there are any."""
+        newest = [seconds for _, seconds in islice(reversed(self.durations), NEWEST_STEPS)]
+        return statistics.median(newest) if newest else None
 
     def resumed_step(self) -> int | None:
         """Return the step that the ranks resumed from."""

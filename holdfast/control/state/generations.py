@@ -17,6 +17,7 @@ from holdfast.control.state.rank_table import RankTable
 from holdfast.history import History, models, queries
 from holdfast.policies.nodes.placement import nodes_needed
 from holdfast.policies.recovery.case import ModelCopies
+from holdfast.policies.recovery.policy import Pace
 from holdfast.spec import TrainingJob
 
 
@@ -57,6 +58,8 @@ class Generations:
         """Whether any step was finished since the job was submitted; `best` may be one of a job of this name before."""
         self.best = 0
         """Newest step that the job ever finished."""
+        self._longest_start: float | None = None
+        self._step = 0.0
         self.on_begin: Callable[[GenerationState, GenerationState], None] = lambda _before, _state: None
         """Called with the states of the former and of the new generation before anything else learns of the new one."""
 
@@ -67,8 +70,21 @@ class Generations:
         """Return the id of the present generation's row: one job, one number, one row, whoever writes it."""
         return f"{self._log.job.id}-{self.number}"
 
+    def pace(self) -> Pace:
+        """Return how long the job took to start, at most, and takes for a step: what a recovery may take depends on it."""
+        startup = self._spec.timeouts.startup.total_seconds()
+        return Pace(start=self._longest_start, step=self.state.step_seconds() or self._step, startup=startup)
+
+    def _note_pace(self) -> None:
+        """Keep how long the present generation took to start, and takes for a step, before it ends."""
+        start = self.state.start_seconds()
+        if start is not None:
+            self._longest_start = max(start, self._longest_start or 0.0)
+        self._step = self.state.step_seconds() or self._step
+
     def end(self) -> None:
         """Record the end of the present generation, if there is one."""
+        self._note_pace()
         if self.number:
             now = time.time()
             self._snapshots.record(self.state, now)

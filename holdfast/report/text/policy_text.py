@@ -21,7 +21,8 @@ def _correlated(rule: Any, _policy: Policy) -> str:  # noqa: ANN401 (each of the
     numbers += [f"{share(rule.min_share)} of the job's nodes"] if rule.min_share else []
     if not numbers:
         return "off: a fault that occurs on many nodes counts against each of them"
-    return f"attribute a fault to no node if the same kind occurred on {' or '.join(numbers)} within {duration(rule.window)}"
+    broken = f"; broken hardware only if on more than {share(rule.hardware_share)} of them" if rule.hardware_share else ""
+    return f"attribute a fault to no node if the same kind occurred on {' or '.join(numbers)} within {duration(rule.window)}{broken}"
 
 
 def _recurring(rule: Any, _policy: Policy) -> str:  # noqa: ANN401
@@ -42,7 +43,13 @@ def _flapping(rule: Any, _policy: Policy) -> str:  # noqa: ANN401
 
 
 def _deadline(action: RecoveryAction) -> Callable[[Policy], str]:
-    return lambda policy: f"; at most {duration(policy.timeouts.of(action))}"
+    """Return how long *action* may take, as the end of a sentence."""
+
+    def text(policy: Policy) -> str:
+        longer = "" if policy.timeouts.is_stated(action) else ", longer for a job that starts or steps slowly"
+        return f"; at most {duration(policy.timeouts.of(action))}{longer}"
+
+    return text
 
 
 def _replace(rule: Any, policy: Policy) -> str:  # noqa: ANN401
@@ -154,7 +161,12 @@ def values(policy: Policy) -> list[tuple[str, float]]:
     parts = dict(zip(("correlated", "recurring", "flapping"), policy.noting, strict=True))
     loss, slow = {"diverged_loss": policy.diverged_loss}, {"stragglers": policy.stragglers}
     named: dict[str, Any] = {**parts, **loss, "": policy.budget, "timeouts": policy.timeouts, **slow}
-    return [(f"{part}.{one.name}".removeprefix("."), getattr(value, one.name)) for part, value in named.items() for one in fields(value)]
+    return [
+        (f"{part}.{one.name}".removeprefix("."), getattr(value, one.name))
+        for part, value in named.items()
+        for one in fields(value)
+        if one.name != "stated"
+    ]
 
 
 def number(name: str, value: float) -> str:
