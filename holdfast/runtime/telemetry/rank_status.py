@@ -81,6 +81,7 @@ QUERIES: Final[dict[str, Callable[[Message], None]]] = {"roll-call": lambda _que
 
 def _group_status(group: ManagedGroup) -> Message:
     in_flight, ranks = group.in_flight, group.ranks
+    in_flight.settle()
     # Members that are evenly spaced, as those of a mesh are, need fewer bytes.
     stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     even = stride > 0 and list(ranks) == list(range(ranks[0], ranks[0] + stride * len(ranks), stride))
