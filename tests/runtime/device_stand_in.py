@@ -3,13 +3,13 @@
 It implements `holdfast.runtime.groups.device_library.DeviceLibrary` over gloo and tensors of the host, as `Nccl` does over NCCL. It behaves
 as CUDA and NCCL do where the runtime depends on it:
 
-- the device has one queue of computation, and one for each communicator. An operation starts when the queue of computation has come to the
+- The device has one queue of computation, and one for each communicator. An operation starts when the queue of computation has come to the
   place where it was given to the library; a wait for it holds up that queue, and not the host.
-- an operation whose peer has died, or has aborted, never ends by itself. It occupies the device until its communicator is aborted; whether
+- An operation whose peer has died, or has aborted, never ends by itself. It occupies the device until its communicator is aborted; whether
   the library reports an error meanwhile is a setting, as that depends on what connects the ranks (`reports_errors`).
-- an abort waits until the whole device is idle, so that aborting one communicator after the other waits for ever.
-- a message that is started by itself ends when the other rank has begun to receive it; two ranks that both send first deadlock. Messages that are
-  started as one do not.
+- An abort waits until the whole device is idle, so that aborting one communicator after the other waits for ever.
+- A message that is started by itself ends when the other rank has begun to receive it; two ranks that both send first deadlock. Messages
+  that are started as one do not.
 
 What computes with the results must wait for the device first (`synchronize`), as the computation itself runs on the host. It lies beside
 the tests and not in the package, as no user's job may ever run on it. It validates the runtime's logic, and not NCCL.
@@ -121,6 +121,8 @@ class StandInCommunicator:
         """Put an operation into the queue: *begin* starts it on gloo and returns what there is to wait for, by name."""
         if self.aborted.is_set():
             raise RuntimeError("NCCL communicator was aborted")
+        if self._device.refuses:
+            raise dist.DistBackendError("NCCL error: ncclRemoteError: A call failed possibly due to a remote process exited prematurely")
         work, ready = Work(self._device, outputs), self._device.record()
         with self._lock:
             self.running += 1
@@ -140,7 +142,7 @@ class StandInCommunicator:
     def _run(self, begin: Callable[[], list[tuple[str, Any]]]) -> None:
         """Run an operation; one that fails goes on until it is aborted."""
         try:
-            ended = all([self._gloo.waits.wait(name, work, timedelta(minutes=5)) for name, work in begin()])
+            ended = all(self._gloo.waits.wait(name, work, timedelta(minutes=5)) for name, work in begin())
         except RuntimeError as error:
             ended, self.error = False, str(error)
         if not ended:
@@ -201,6 +203,7 @@ class StandInCommunicator:
     def abort(self) -> None:
         """End all operations, and wait until the device is idle."""
         self.aborted.set()
+        self._device.hangs.wait()
         self._gloo.cut()
         while any(one.running for one in self._device.communicators):
             time.sleep(0.002)
@@ -231,7 +234,12 @@ class StandIn:
         self.communicators: list[StandInCommunicator] = []
         self.broken = ""
         """The error of every call from now on: the device has failed."""
+        self.refuses = False
+        """Whether no communicator takes another operation, as one does that has failed."""
         self.prepared = 0
+        self.hangs = threading.Event()
+        """Cleared while no abort comes to its end."""
+        self.hangs.set()
         self.depth = threading.local()
         """Open groups of the library, by thread."""
 

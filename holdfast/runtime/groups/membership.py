@@ -41,6 +41,8 @@ from holdfast.runtime.snapshots.restore import servers_of
 
 log = logging.getLogger("holdfast.runtime")
 
+UNNOTICED_SECONDS: Final = 1.0
+"""Seconds after which a rank reports a failure on its device, unless the controller has ended the generation by then."""
 STUCK_SECONDS: Final = 10.0
 """Seconds after the end of a generation after which a rank that has entered no other dumps its stacks."""
 
@@ -331,10 +333,10 @@ class MembershipManager:
             self.transaction.fail(why)
             if self.generation_store is not None:
                 self.generation_store.root.end_long_waits(why)
-            for group in list(self.groups):
-                if members := sorted(lost & set(group.ranks)):
-                    group.abandon(f"rank(s) {', '.join(map(str, members))} lost")
             self.abandon_device_groups(why)  # also those that have lost nobody: their members may wait for a rank that has left
+            for group in list(self.groups):
+                if (members := sorted(lost & set(group.ranks))) and not group.is_broken:
+                    group.abandon(f"rank(s) {', '.join(map(str, members))} lost")
 
     def _dump_if_stuck(self, generation: int) -> None:
         """Log the stacks of this rank if it has entered no other generation by now: it may wait for ever."""
@@ -402,6 +404,24 @@ class MembershipManager:
             group.mark_broken(why)
         abandon_all(inner for _, inner in found)
 
+    def on_device_failure(self, why: str) -> None:
+        """End the operations of the device in all groups, because this rank has noticed that one of them cannot end.
+
+        Members of its groups may notice nothing, and wait for this rank. So the controller learns it if it has not ended the generation
+        soon: of a process that died it hears sooner from its agent.
+        """
+        noticed, generation = not self.transaction.lost, self.generation.number
+        self.abandon_device_groups(why)
+
+        def report() -> None:
+            if self._ended < generation == self.generation.number:
+                link().report("broken", generation=generation, step=max(0, (link().step or 0) - 1), group="", why=why[:500])
+
+        if noticed:
+            timer = threading.Timer(UNNOTICED_SECONDS, report)
+            timer.daemon = True
+            timer.start()
+
     @property
     def device(self) -> DeviceLibrary | None:
         """The library that runs operations of these groups on a device; None where gloo runs all."""
@@ -423,10 +443,10 @@ class MembershipManager:
             backends = [inner.on_device for group in list(self.groups) if (inner := group.inner) is not None]
             return next(filter(None, (device.failure(one) for one in backends if one is not None)), "")
 
-        wait_for(device.record().query, must_end, self.abandon_device_groups)
+        wait_for(device.record().query, must_end, self.on_device_failure)
         why = must_end()
         if why and not transaction.lost:  # the library has ended the operation itself, and its results are worth nothing
-            self.abandon_device_groups(why)
+            self.on_device_failure(why)
         for group in list(self.groups):
             group.in_flight.settle()
 
@@ -446,7 +466,7 @@ class MembershipManager:
         present = self.generation.ranks
         ranks = [present[number] for number in options.global_ranks_in_group or range(options.group_size)]
         group = ManagedGroup(str(options.group_id), ranks, self.generation.rank, self.transaction, options.timeout)
-        group.listener, group.on_shutdown, group.abandon_all = self.listener, self._forget, self.abandon_device_groups
+        group.listener, group.on_shutdown, group.on_device_failure = self.listener, self._forget, self.on_device_failure
         group.edition = self._editions[group.group_name] = self._editions.get(group.group_name, 0) + 1
         group.devices = self.requested or self.devices
         if self.dry_run is not None:
@@ -726,7 +746,8 @@ def _replace_batches() -> None:
     @functools.wraps(real)
     def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
         c10d._check_p2p_op_list(p2p_op_list)  # noqa: SLF001 (it has the error messages)
-        group, device = p2p_op_list[0].group, p2p_op_list[0].tensor.device
+        group: Any = p2p_op_list[0].group
+        device = p2p_op_list[0].tensor.device
         group = c10d._get_default_group() if group is None else group  # noqa: SLF001 (as torch itself does)
         if not isinstance(group, ManagedGroup) or not group.coalesces(device):
             return list(real(p2p_op_list))

@@ -284,8 +284,8 @@ class ManagedGroup(dist.ProcessGroup):
         """How many groups of this name this process has made: a script may destroy a group and make it again."""
         self.devices: tuple[str, ...] = (HOST,)
         """What carries its tensors: see `BuildOptions.devices`."""
-        self.abandon_all: Callable[[str], object] | None = None
-        """Ends every wait in all groups of this process: operations of a device hold up each other."""
+        self.on_device_failure: Callable[[str], object] | None = None
+        """Called when the waits for the device must end; it ends those in all groups, as operations of a device hold up each other."""
         self._batches: dict[int, _Batch | None] = {}
         """By thread: the operations that it starts as one; None: none of them reach the library."""
         self._description = ""
@@ -317,13 +317,12 @@ class ManagedGroup(dist.ProcessGroup):
 
     def abandon(self, why: str) -> None:
         """End every wait in this group now; where a device runs its operations, in all groups."""
-        self.mark_broken(why)
         inner = self._inner
-        if inner is None:
+        if inner is not None and inner.on_device is not None and self.on_device_failure is not None:
+            self.on_device_failure(why)
             return
-        if inner.on_device is not None and self.abandon_all is not None:
-            self.abandon_all(why)
-        else:
+        self.mark_broken(why)
+        if inner is not None:
             inner.abandon()
 
     def mark_broken(self, why: str) -> None:

@@ -1,6 +1,8 @@
 """Ranks in pairs and in data-parallel groups, over the stand-in for a device: gradients are reduced in backward, pairs exchange messages.
 
-Options: ``silent`` (no communicator reports an error), ``gate-N-R`` (rank R waits at step N for the gate).
+Options: ``silent`` (no communicator reports an error), ``item`` (the loss is read as `Tensor.item` does), ``gate-N-R`` (rank R waits at
+step N for the gate), ``refuses-N-R`` (the library takes no operation of rank R at step N, once), ``stuck-R`` (no abort of rank R ends,
+from step 13 on).
 """
 
 from __future__ import annotations
@@ -68,14 +70,23 @@ with holdfast.session(model=model, optimizer=optimizer, data=loader) as session:
         if f"gate-{step.number}-{rank}" in options:
             link().report("at the gate")
             gate(folder)
+        if f"refuses-{step.number}-{rank}" in options:
+            options.discard(f"refuses-{step.number}-{rank}")
+            device.refuses = True
+        if step.number == 13 and f"stuck-{rank}" in options:
+            vars(device_library)["ABORT_SECONDS"] = 0.5
+            device.hangs.clear()
         inputs, wanted = next(batches)
         received = exchange(step.number)
+        device.refuses = False
         reach("forward", step.number)
         loss = nn.functional.mse_loss(model(inputs), wanted)
         loss.backward()
         reach("backward", step.number)
         reported = loss.detach().clone()
         dist.all_reduce(reported)
+        if "item" in options:
+            device.synchronize()
         optimizer.step()  # this waits for the device: all that lies in its queue has arrived, or the step does not count
         optimizer.zero_grad()
         step.end(reported / 4)
@@ -88,7 +99,7 @@ link().report(
     "device",
     communicators=len(made),
     aborted=sum(one.ended.is_set() for one in made),
-    batches=sorted({*sum((one.batches for one in made), [])}),
+    batches=sorted({size for one in made for size in one.batches}),
 )
 digest = hashlib.sha256()
 for parameter in model.parameters():
