@@ -44,8 +44,8 @@ def join() -> None:
     """Create the default process group as a managed group: one that survives the loss of a rank.
 
     Call it in place of ``torch.distributed.init_process_group()``. All groups that are created later, by any code, are managed too: those
-    of DDP, FSDP2 and a ``DeviceMesh``. Under ``torchrun``, with ``groups: stock``, or with an NCCL that can hang when it is aborted, it
-    creates PyTorch's own groups. With one rank it creates none.
+    of DDP, FSDP2 and a ``DeviceMesh``. Under ``torchrun``, with ``groups: stock``, or with an NCCL that can hang when it is aborted or
+    whose settings contradict it, it creates PyTorch's own groups. With one rank it creates none.
 
     Raises:
         RuntimeError: The default process group exists already.

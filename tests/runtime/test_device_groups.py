@@ -140,6 +140,7 @@ def test_a_wait_returns_at_once_and_an_operation_stays_marked_until_the_device_h
     assert (here.tolist(), [one.is_completed() for one in works]) == ([1.0] * 3, [False, False])
     assert not group.in_flight.settle()
     assert [mark.number for mark in group.in_flight.pending.values()] == [1, 2]
+    assert (other.in_flight.counts, other.in_flight.progress()) == ({"": 2}, ({"": 0}, []))  # its device has come to none of them
     assert times.seconds() is None
     wait_until(times._waits[0][0].query, seconds=60)
     begun = time.perf_counter()

@@ -115,6 +115,14 @@ class OperationMark(NamedTuple):
     """Start time (`time.perf_counter`)."""
 
 
+class _OnDevice(NamedTuple):
+    """Operations that a device runs as one: whether it has come to them, and whether it has run them."""
+
+    marks: Sequence[OperationMark]
+    is_reached: Callable[[], bool]
+    is_completed: Callable[[], bool]
+
+
 class InFlightOperations:
     """Progress of this rank in one group: operations started on the current connections, and those not finished yet.
 
@@ -129,8 +137,8 @@ class InFlightOperations:
         """Operations started, by channel."""
         self.pending: dict[tuple[str, int], OperationMark] = {}
         """Operations not known to have finished, oldest first."""
-        self._on_device: deque[tuple[Sequence[OperationMark], Callable[[], bool]]] = deque()
-        """Operations that a device runs, in its order, each with what tells whether it has."""
+        self._on_device: deque[_OnDevice] = deque()
+        """Operations that a device runs, in its order."""
 
     def enter(self, name: str, tensors: list[Tensor]) -> OperationMark:
         """Record the start of an operation."""
@@ -148,9 +156,9 @@ class InFlightOperations:
         """Record its end; callable from any thread."""
         self.pending.pop((mark.channel, mark.number), None)
 
-    def follow(self, marks: Sequence[OperationMark], is_completed: Callable[[], bool]) -> None:
-        """Keep these operations, which started as one, in flight until the device has run them: the host does not wait for that."""
-        self._on_device.append((marks, is_completed))
+    def follow(self, marks: Sequence[OperationMark], is_reached: Callable[[], bool], is_completed: Callable[[], bool]) -> None:
+        """Keep these operations, which start as one, in flight until the device has run them: the host does not wait for that."""
+        self._on_device.append(_OnDevice(marks, is_reached, is_completed))
 
     def settle(self) -> bool:
         """Record the end of what the device has run meanwhile; return whether it has run all. Callable from any thread.
@@ -161,12 +169,27 @@ class InFlightOperations:
         with suppress(IndexError):  # another thread was faster
             while running:
                 first = running[0]
-                if not first[1]():
+                if not first.is_completed():
                     return False
                 running.remove(first)
-                for mark in first[0]:
+                for mark in first.marks:
                     self.leave(mark)
         return not running
+
+    def progress(self) -> tuple[dict[str, int], list[OperationMark]]:
+        """Return the operations that have begun, by channel, and those of them that are not known to have finished.
+
+        An operation of a device has begun when the device has come to it. The host is ahead: it has given the device operations before
+        which a computation, or a wait in another group, still runs.
+        """
+        self.settle()
+        counts, pending = dict(self.counts), dict(self.pending)
+        for one in list(self._on_device):
+            if not one.is_reached():
+                for mark in one.marks:
+                    counts[mark.channel] = min(counts[mark.channel], mark.number - 1)
+                    pending.pop((mark.channel, mark.number), None)
+        return counts, list(pending.values())
 
     def forget(self) -> None:
         """Start over on other connections."""

@@ -112,8 +112,9 @@ class DoneWork(_Work):
         return True
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Return a fulfilled future."""
-        future: torch.futures.Future[Any] = torch.futures.Future()
+        """Return a fulfilled future; who waits for it on a GPU waits for what the caller has put into its queue."""
+        on_gpu = {one.device for one in self._outputs if one.is_cuda}
+        future: torch.futures.Future[Any] = torch.futures.Future(devices=list(on_gpu))
         future.set_result(_future_value(self._name, self._outputs, self._inputs))
         return future
 
@@ -188,6 +189,17 @@ class ManagedWork(_Work):
         return int(self._work._source_rank())  # noqa: SLF001 (torch's name for it)
 
 
+class _Batch(NamedTuple):
+    """Operations that a device runs as one: a single one, or those that the library starts when the last has been given to it."""
+
+    inner: BackendGroup
+    calls: list[Call]
+    ended: list[Callable[..., None]]
+    """Called when their results may be used."""
+    reached: device_library.DeviceEvent
+    """Where the device comes to them."""
+
+
 class DeviceWork(_Work):
     """An operation, or several that started as one, in the queue of a device.
 
@@ -195,10 +207,11 @@ class DeviceWork(_Work):
     What fails later shows when the host waits for the device, before the step counts.
     """
 
-    def __init__(self, group: ManagedGroup, inner: BackendGroup, work: Any, calls: list[Call], ended: list[Callable[..., None]]) -> None:  # noqa: ANN401
-        super().__init__([one for call in calls for one in call.outputs])
-        self._group, self._inner, self._work, self._calls, self._ended = group, inner, work, calls, ended
-        group.in_flight.follow([call.mark for call in calls], work.is_completed)
+    def __init__(self, group: ManagedGroup, work: Any, batch: _Batch) -> None:  # noqa: ANN401 (the library's)
+        super().__init__([one for call in batch.calls for one in call.outputs])
+        self._group, self._work = group, work
+        self._inner, self._calls, self._ended, reached = batch
+        group.in_flight.follow([call.mark for call in batch.calls], reached.query, work.is_completed)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Have the device's queue wait for it; a lost peer is recorded, not raised. A barrier holds up the host as well."""
@@ -249,14 +262,6 @@ class DeviceWork(_Work):
     def source_rank(self) -> int:
         """Return the sender, for a receive from any source."""
         return int(self._work._source_rank())  # noqa: SLF001 (torch's name for it)
-
-
-class _Batch(NamedTuple):
-    """Operations that a library starts as one, when the last has been given to it."""
-
-    inner: BackendGroup
-    calls: list[Call]
-    ended: list[Callable[..., None]]
 
 
 class ManagedGroup(dist.ProcessGroup):
@@ -504,6 +509,9 @@ class ManagedGroup(dist.ProcessGroup):
         ended = self.listener.started(self, name, outputs, inputs) if self.listener is not None else None
         self.used = True
         self.operations += 1
+        batch = self._batches.get(threading.get_ident())
+        if (batch is None or batch.inner is not inner) and inner.library is not None and inner.runs_on_device(backend):
+            batch = _Batch(inner, [], [], inner.library.record())
         made = Call(name, outputs, inputs, self.in_flight.enter(name, inputs or outputs))
         try:
             work = call(inner.backend(backend))
@@ -512,15 +520,13 @@ class ManagedGroup(dist.ProcessGroup):
             self.peer_failed(inner, error)
             self.fill_neutral_result(name, outputs, inputs)
             return DoneWork(name, outputs, inputs)
-        if not inner.runs_on_device(backend):
+        if batch is None or not inner.runs_on_device(backend):
             return ManagedWork(self, inner, work, made, ended)
-        endings = [] if ended is None else [ended]
-        batch = self._batches.get(threading.get_ident())
-        if batch is not None and batch.inner is inner:
-            batch.calls.append(made)
-            batch.ended.extend(endings)
-            return DoneWork(name, outputs, inputs)  # nobody waits for it: the batch has the work
-        return DeviceWork(self, inner, work, [made], endings)
+        batch.calls.append(made)
+        batch.ended.extend([] if ended is None else [ended])
+        if batch is self._batches.get(threading.get_ident()):
+            return DoneWork(name, outputs, inputs)  # nobody waits for it: `_end_coalescing` returns the work of all
+        return DeviceWork(self, work, batch)
 
     # -- operations that start as one ---------------------------------------------------------------------------------
 
@@ -540,14 +546,15 @@ class ManagedGroup(dist.ProcessGroup):
             self._start_coalescing(device)
             return
         self._get_backend(device)._start_coalescing()  # noqa: SLF001 (torch's name)
-        self._batches[thread] = _Batch(inner, [], [])
+        if inner.library is not None:
+            self._batches[thread] = _Batch(inner, [], [], inner.library.record())
 
     def _end_coalescing(self, device: torch.device) -> dist.Work:  # noqa: ARG002 (torch's signature)
         """Start them, and return the work of all."""
         batch = self._batches.pop(threading.get_ident(), None)
         if batch is None:
             return DoneWork("coalesced", [], [])
-        inner, calls = batch.inner, batch.calls
+        inner, calls, *_ = batch
         assert inner.library is not None
         try:
             work = inner.backend(inner.library.name)._end_coalescing()  # noqa: SLF001 (torch's name)
@@ -558,7 +565,7 @@ class ManagedGroup(dist.ProcessGroup):
             for one in calls:
                 self.fill_neutral_result(*one[:3])
             return DoneWork("coalesced", [], [])
-        return DeviceWork(self, inner, work, calls, batch.ended) if calls else DoneWork("coalesced", [], [])
+        return DeviceWork(self, work, batch) if calls else DoneWork("coalesced", [], [])
 
     def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401 (torch's signatures, here and below)
         """See `torch.distributed.all_reduce`."""
