@@ -191,11 +191,13 @@ def test_an_error_of_a_communicator_ends_the_wait_for_the_device(pair: list[tupl
     """The rank's own look at its communicators is enough: no command comes, and the library ends nothing by itself."""
     (device, group), _ = pair
     group.allreduce([torch.ones(1)]).wait()
+    waiting = group.allreduce([torch.ones(1)])
     device.communicators[0].error = "ncclRemoteError"
     group.wait_for_device(device.record().query)
     assert (group.transaction.lost, group.transaction.why) == (True, "ncclRemoteError")
     wait_until(device.communicators[0].ended.is_set, seconds=60)
     alone = torch.full((2,), 3.0)
+    waiting.wait()
     group.allreduce([alone]).wait()
     assert alone.tolist() == [3.0] * 2
 
@@ -212,6 +214,7 @@ def test_an_error_of_a_communicator_ends_the_wait_for_the_device(pair: list[tupl
         ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}, "TORCH_NCCL_ASYNC_ERROR_HANDLING=3"),
         ({"TORCH_NCCL_BLOCKING_WAIT": "1"}, "TORCH_NCCL_BLOCKING_WAIT=1"),
         ({"TORCH_NCCL_ENABLE_MONITORING": "1"}, "unset it, or set it to 0"),
+        ({"TORCH_DISTRIBUTED_DEBUG": "Detail"}, "TORCH_DISTRIBUTED_DEBUG=DETAIL"),
     ],
 )
 def test_settings_of_the_user_that_contradict_managed_groups_are_named(given: dict[str, str], why: str) -> None:

@@ -169,8 +169,8 @@ def replace_process(why: str) -> None:
 def wait_for(is_done: Callable[[], bool], must_end: Callable[[], str], end: Callable[[str], object]) -> None:
     """Wait until the device has come so far that *is_done*.
 
-    Meanwhile ask *must_end* why operations must end; when it gives a reason, *end* them, once, and wait on: they are then done soon, or
-    `abort_all` ends this process. What *is_done* raises is raised: a device that has failed says so there.
+    Meanwhile ask *must_end* why operations must end; when it gives a reason, *end* them, once, and wait on, for what the device still
+    computes. What *is_done* raises is raised: a device that has failed says so there.
     """
     if is_done():
         return

@@ -690,7 +690,7 @@ def devices_of(backend: str) -> tuple[str, ...]:
     if not names <= {"gloo", "nccl", "undefined"}:
         return ()
     if names == {"nccl"}:
-        return devices()[1:]
+        return devices()[1:] or devices()
     return (HOST,) if names == {"gloo"} else devices()
 
 

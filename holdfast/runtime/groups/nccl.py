@@ -33,6 +33,7 @@ SETTINGS: Final = {
     ),
     "TORCH_NCCL_DUMP_ON_TIMEOUT": ("0", "torch would write traces, and have all ranks write them, before a failed operation is reported"),
     "TORCH_NCCL_BLOCKING_WAIT": ("0", "a wait for an operation would hold the training thread, and nothing could end it"),
+    "TORCH_NCCL_DESYNC_DEBUG": ("0", "torch would switch its own error handling on again"),
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": ("0", "the failure of this rank's GPU would end the process before its exception is reported"),
 }
 """What torch reads when it makes a communicator: the value that managed groups need, and what would happen otherwise."""
@@ -74,6 +75,8 @@ def why_not_with(environment: Mapping[str, str]) -> str:
         if given is None or given.strip().lower() in _FALSE or given in FROM_LAUNCHERS.get(name, ()):
             continue
         return f"{name}={given}, with which {otherwise}: unset it, or set it to {needed}"
+    if environment.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
+        return "TORCH_DISTRIBUTED_DEBUG=DETAIL, with which torch would switch its own error handling on again: unset it, or set it to INFO"
     return ""
 
 
@@ -150,12 +153,14 @@ class Nccl:
         Such a group counts for the thread that opens it. torch's ``abort`` hands the work to a thread of its own, so that the group alone
         would change nothing there: `abort_all` calls all aborts at the same time as well.
         """
-        first = backends[0]
-        first._group_start()  # noqa: SLF001 (torch's name)
-        try:
-            yield
-        finally:
-            first._group_end()  # noqa: SLF001 (as above)
+        first, opened = backends[0], False
+        with suppress(RuntimeError):  # an error of NCCL's is no reason not to abort
+            first._group_start()  # noqa: SLF001 (torch's name)
+            opened = True
+        yield
+        with suppress(RuntimeError):
+            if opened:
+                first._group_end()  # noqa: SLF001 (as above)
 
     def failure(self, backend: Any) -> str:  # noqa: ANN401 (as above)
         """Return what torch's watchdog has noticed: NCCL itself ends no operation whose peer is lost.

@@ -215,6 +215,11 @@ class DeviceWork(_Work):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Have the device's queue wait for it; a lost peer is recorded, not raised. A barrier holds up the host as well."""
+        why = self._group.device_failure()  # a failed work of NCCL's aborts its communicator in `wait`, and only that one
+        if why:
+            self._group.abandon(why)
+            self._fill_neutral_results()
+            return True
         try:
             with process_device_times().waiting():
                 self._work.wait(timeout) if timeout else self._work.wait()
@@ -337,14 +342,12 @@ class ManagedGroup(dist.ProcessGroup):
 
     def wait_for_device(self, is_done: Callable[[], bool]) -> None:
         """Wait until the device has come so far that *is_done*; when a peer is lost meanwhile, its operations end."""
+        device_library.wait_for(is_done, lambda: self.transaction.why if self.transaction.lost else self.device_failure(), self.abandon)
 
-        def must_end() -> str:
-            inner = self._inner
-            if self.transaction.lost:
-                return self.transaction.why
-            return inner.library.failure(inner.on_device) if inner is not None and inner.library is not None else ""
-
-        device_library.wait_for(is_done, must_end, self.abandon)
+    def device_failure(self) -> str:
+        """Return what the library says of failed operations in this group; empty while none has failed, and while nobody has seen it."""
+        inner = self._inner
+        return "" if inner is None or inner.library is None or inner.on_device is None else inner.library.failure(inner.on_device)
 
     def peer_failed(self, inner: BackendGroup, error: RuntimeError) -> None:
         """Record *error* if it reports a lost peer, or follows from one; raise it if it comes from the script or its GPU."""
