@@ -67,12 +67,18 @@ def test_survivors_in_healthy_groups_are_freed_when_a_rank_dies_in_backward(job:
         assert (report["communicators"], report["aborted"], report["batches"]) == (12, 9, [2])
 
 
-def test_a_rank_notices_a_failed_communicator_by_itself_and_a_rank_that_hangs_is_named(job: Job, on_device: Ended) -> None:
+@pytest.fixture(scope="module")
+def under_ddp(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """Return a run of the same ranks under DDP that nothing disturbs."""
+    return undisturbed(FlowDouble(workers, tmp_path_factory.mktemp("f"), "device_groups", UNTIL, "ddp"))
+
+
+def test_a_rank_notices_a_failed_communicator_by_itself_and_a_rank_that_hangs_is_named(job: Job, under_ddp: Ended) -> None:
     """Rank 1 dies, and those that wait for it on the device report it; later rank 2 starts no step, and the others' marks show it.
 
     At last rank 0 dies, and the communicators of rank 3 cannot be aborted: it exits, and both are replaced.
     """
-    flow = job("gate-12-2", "stuck-3", script="device_groups", chaos=[fault(1, "backward", 5), fault(0, "backward", 14)])
+    flow = job("ddp", "gate-12-2", "stuck-3", script="device_groups", chaos=[fault(1, "backward", 5), fault(0, "backward", 14)])
     flow.until_dead(1)
     flow.until(lambda: flow.of("broken"), "a report of a broken group")
     flow.regroup([1])
@@ -92,7 +98,7 @@ def test_a_rank_notices_a_failed_communicator_by_itself_and_a_rank_that_hangs_is
     assert flow.until(lambda: flow.workers.ended().get(flow.pids[3]), "the end of rank 3") == ABORT_STATUS
     flow.regroup([0, 3])
     flow.mended()
-    assert_undisturbed(flow, on_device)
+    assert_undisturbed(flow, under_ddp)
     timings = [one["timing"] for one in flow.of("beat") if one.get("timing")]
     assert len(timings) > UNTIL
     assert all(one["own"] > 0 and one["talk"] > 0 for one in timings)

@@ -1,8 +1,8 @@
 """Ranks in pairs and in data-parallel groups, over the stand-in for a device: gradients are reduced in backward, pairs exchange messages.
 
-Options: ``silent`` (no communicator reports an error), ``item`` (the loss is read as `Tensor.item` does), ``gate-N-R`` (rank R waits at
-step N for the gate), ``refuses-N-R`` (the library takes no operation of rank R at step N, once), ``stuck-R`` (no abort of rank R ends,
-from step 13 on).
+Options: ``ddp`` (DDP reduces the gradients, over all ranks at once), ``silent`` (no communicator reports an error), ``item`` (the loss is
+read as `Tensor.item` does), ``gate-N-R`` (rank R waits at step N for the gate), ``refuses-N-R`` (the library takes no operation of rank R
+at step N, once), ``stuck-R`` (no abort of rank R ends, from step 13 on).
 """
 
 from __future__ import annotations
@@ -51,8 +51,10 @@ def reduce(parameter: Tensor) -> None:
     dist.all_reduce(parameter.grad, group=pair)
 
 
-for one in model.parameters():
-    one.register_post_accumulate_grad_hook(reduce)
+forward: nn.Module = model
+if "ddp" not in options:
+    for one in model.parameters():
+        one.register_post_accumulate_grad_hook(reduce)
 
 
 def exchange(number: int) -> Tensor:
@@ -65,6 +67,10 @@ def exchange(number: int) -> Tensor:
 
 
 with holdfast.session(model=model, optimizer=optimizer, data=loader) as session:
+    if "ddp" in options:
+        # DDP computes on the host with what it receives, where a GPU's queue would do that: so it receives nothing but gradients.
+        settings = {"init_sync": False, "broadcast_buffers": False, "find_unused_parameters": True}
+        forward = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, **settings)
     batches = iter(loader)
     for step in session.steps(until=until):
         if f"gate-{step.number}-{rank}" in options:
@@ -80,7 +86,7 @@ with holdfast.session(model=model, optimizer=optimizer, data=loader) as session:
         received = exchange(step.number)
         device.refuses = False
         reach("forward", step.number)
-        loss = nn.functional.mse_loss(model(inputs), wanted)
+        loss = nn.functional.mse_loss(forward(inputs), wanted)
         loss.backward()
         reach("backward", step.number)
         reported = loss.detach().clone()
