@@ -69,8 +69,9 @@ def exchange(number: int) -> Tensor:
 with holdfast.session(model=model, optimizer=optimizer, data=loader) as session:
     if "ddp" in options:
         # DDP computes on the host with what it receives, where a GPU's queue would do that: so it receives nothing but gradients.
-        settings = {"init_sync": False, "broadcast_buffers": False, "find_unused_parameters": True}
-        forward = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, **settings)
+        forward = nn.parallel.DistributedDataParallel(
+            model, init_sync=False, broadcast_buffers=False, find_unused_parameters=True, gradient_as_bucket_view=True
+        )
     batches = iter(loader)
     for step in session.steps(until=until):
         if f"gate-{step.number}-{rank}" in options:
