@@ -107,6 +107,8 @@ class StandInCommunicator:
         self.aborted = threading.Event()
         self.ended = threading.Event()
         """Set when the abort has returned."""
+        self.finished = threading.Event()
+        """Set when it has ended without an abort."""
         self.error = ""
         self.running = 0
         """Operations that occupy the device: those in the queue."""
@@ -209,6 +211,13 @@ class StandInCommunicator:
             time.sleep(0.002)
         self._gloo.close()
         self.ended.set()
+
+    def shutdown(self) -> None:
+        """Wait until all operations have run, and close the connections."""
+        while self.running:
+            time.sleep(0.002)
+        self._gloo.close()
+        self.finished.set()
 
     def _group_start(self) -> None:
         self._device.depth.value = getattr(self._device.depth, "value", 0) + 1

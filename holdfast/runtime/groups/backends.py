@@ -39,6 +39,8 @@ QUIESCENCE_POLL_SECONDS: Final = 0.02
 """Interval between two checks whether a group that was cut has come to rest."""
 OPEN_SOCKETS_SECONDS: Final = 2.0
 """After this it is enough that the group's threads sleep: gloo never closes a connection that holds a message for a vanished operation."""
+FINISH_SECONDS: Final = 5.0
+"""How long `BackendGroup.finish` waits for the other members of a group that the script destroys."""
 CLOSE_SECONDS: Final = 1.0
 """How long `BackendGroup.close` waits for the destructor of a backend: an operation that hangs in it holds it up."""
 GLOO_THREAD: Final = "pt_gloo_runloop"
@@ -106,6 +108,26 @@ class BackendGroup:
             return False
         self._aborted = aborted
         return True
+
+    def finish(self) -> None:
+        """Have the device's library end its connections together with the other members': they may still read from this rank's memory.
+
+        Members that do not come within `FINISH_SECONDS` are not waited for; `close` aborts then.
+        """
+        backend, finished = self.on_device, threading.Event()
+
+        def work() -> None:
+            with suppress(RuntimeError):
+                backend.shutdown()
+                finished.set()
+
+        if backend is None or self._aborted is not None:
+            return
+        ending = threading.Thread(target=work, name="holdfast-finish", daemon=True)
+        ending.start()
+        ending.join(FINISH_SECONDS)
+        if finished.is_set():
+            self._aborted = finished
 
     def close(self) -> None:
         """Close the connections; a group whose peers have exited would hang in its destructor if they stayed open."""

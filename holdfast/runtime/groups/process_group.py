@@ -474,6 +474,7 @@ class ManagedGroup(dist.ProcessGroup):
         if self._inner is not None:
             if not self.is_broken:
                 self.wait_for_device(self.in_flight.settle)  # the script may still want their results
+                self._inner.finish()
             self._inner.close()
             self._inner = None
 
@@ -689,11 +690,11 @@ class ManagedGroup(dist.ProcessGroup):
 
     def barrier(self, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.barrier`. It runs on the host where the group carries tensors of it."""
-        opts, inner = opts or dist.BarrierOptions(), self._inner
-        if inner is None or inner.library is None or HOST in inner.backends:
+        opts, device = opts or dist.BarrierOptions(), device_library.library()
+        if device is None or HOST in self.devices:
             return self._run("barrier", [], [], lambda backend: backend.barrier(opts), device=HOST)
-        token = inner.library.empty()
-        return self._run("barrier", [], [], lambda backend: backend.allreduce([token], dist.AllreduceOptions()), device=inner.library.name)
+        token = device.empty()
+        return self._run("barrier", [], [], lambda backend: backend.allreduce([token], dist.AllreduceOptions()), device=device.name)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:  # noqa: FBT001, FBT002 (torch's signature)
         """See `torch.distributed.monitored_barrier`."""
