@@ -104,6 +104,20 @@ def test_a_rank_notices_a_failed_communicator_by_itself_and_a_rank_that_hangs_is
     assert all(one["own"] > 0 and one["talk"] > 0 for one in timings)
 
 
+def test_a_rank_migrates_while_devices_work(job: Job, on_device: Ended) -> None:
+    """The new communicators connect beside the present ones, and the state moves over gloo, which the small groups do not have."""
+    flow = job("gate-6-0", script="device_groups")
+    flow.hot_spare(0)
+    flow.receive("parked", "s0")
+    flow.receive("at the gate", 0)
+    flow.prepare(2, "s0")
+    flow.prepared()
+    flow.may_switch()
+    flow.pass_gate()
+    flow.switched()
+    assert_undisturbed(flow, on_device)
+
+
 # -- two ranks in this process ------------------------------------------------------------------------------------------------
 
 

@@ -104,7 +104,7 @@ with holdfast.session(model=model, optimizer=optimizer, data=loader) as session:
 
 dist.destroy_process_group(pair)
 made = device.communicators
-assert made[-1].finished.is_set() or made[-2].finished.is_set()
+assert any(one.finished.is_set() for one in made)
 link().report(
     "device",
     communicators=len(made),
