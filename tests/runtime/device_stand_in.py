@@ -256,6 +256,9 @@ class StandIn:
         """Count the calls."""
         self.prepared += 1
 
+    def adopt_thread(self) -> None:
+        """Do nothing: there is one device."""
+
     def connect(self, store: dist.Store, group: Communicator, is_cancelled: Callable[[], bool]) -> StandInCommunicator:
         """Connect over gloo."""
         options = BuildOptions(devices=(HOST,), timeout=group.timeout, host=group.host, first=True)

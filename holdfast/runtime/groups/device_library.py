@@ -80,6 +80,9 @@ class DeviceLibrary(Protocol):
     def prepare(self) -> None:
         """Make this process ready for its first communicator, in the thread that trains. The device has been chosen."""
 
+    def adopt_thread(self) -> None:
+        """Have the calling thread use this rank's device, and no other: it is about to ask for events or operations."""
+
     def connect(self, store: dist.Store, group: Communicator, is_cancelled: Callable[[], bool]) -> Any:  # noqa: ANN401 (a backend)
         """Return a torch backend whose connections exist, in a thread of its own; raise ``RuntimeError`` when that fails."""
 

@@ -110,12 +110,16 @@ class Nccl:
         set_up(os.environ)
         self._device = torch.device("cuda", torch.cuda.current_device())
 
+    def adopt_thread(self) -> None:
+        """Choose this rank's GPU: a new thread would use the first one, and take memory there for a context."""
+        torch.cuda.set_device(self._device)
+
     def connect(self, store: dist.Store, group: Communicator, is_cancelled: Callable[[], bool]) -> Any:  # noqa: ANN401 (a torch backend)
         """Return a backend that has carried an operation: whatever connects late has then connected, and not in the first step.
 
         The members meet in *store* before: within NCCL a rank that waits for a late one could not be called off.
         """
-        torch.cuda.set_device(self._device)
+        self.adopt_thread()
         _meet(store, group, is_cancelled)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = group.timeout  # noqa: SLF001 (as torch's own new_group does)

@@ -49,6 +49,8 @@ def rank_status() -> Message:
     manager = installed()
     waits, seconds = process_waits().current()
     frames = _training_frames()
+    if manager is not None and manager.device is not None:
+        manager.device.adopt_thread()  # its events tell what the device has come to
     return {
         "step": link().step,
         "waits": waits or _wait_from_stack(frames),
