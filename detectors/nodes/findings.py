@@ -26,6 +26,10 @@ class Thresholds:
     """Replays or recoveries; DCGM, DCGM_LIMIT_MAX_NVLINK_ERROR."""
     nvlink_crc_per_second: float = 100.0
     """DCGM, DCGM_LIMIT_MAX_NVLINK_CRC_ERROR: "CRC errors only matter at rates of 100+ per second"."""
+    spinning_utilization: int = 98
+    """Percent of the time in which a kernel runs (ours): one that waits for other GPUs never ends."""
+    spinning_power: float = 0.3
+    """Share of the power limit (ours): a kernel that only waits draws little more than an idle GPU, one that computes most of the limit."""
     retired_pages: int = 63
     """DCGM, DCGM_LIMIT_MAX_RETIRED_PAGES; the card has room for 64."""
     ib_symbol_errors_per_hour: float = 120.0

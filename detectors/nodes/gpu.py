@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from holdfast.detectors.catalogue import Attribution, RecommendedAction, fault_kind
 from holdfast.detectors.evidence import Sample, Unknown
-from holdfast.detectors.nodes.findings import MINUTE, SECOND, FaultFinding, ReadingPair, above, grown
+from holdfast.detectors.nodes.findings import MINUTE, SECOND, FaultFinding, ReadingPair, Thresholds, above, grown
 from holdfast.detectors.nodes.gpu_readings import (
     Clocks,
     Ecc,
@@ -74,6 +74,10 @@ def _links(*, second: bool = True, replays: int = 0) -> tuple[NvLink, ...]:
 
 def _power(limit: int) -> Power:
     return Power(draw=300_000, limit=limit, default_limit=700_000)
+
+
+def _busy(draw: int) -> NodeReading:
+    return _reading(utilization=100, power=Power(draw=draw, limit=700_000, default_limit=700_000))
 
 
 _define = partial(fault_kind, component="gpu", source="NVML", attributed_to=Attribution.GPU, reference=NVML, weight=60)
@@ -188,6 +192,17 @@ SLOWDOWN: Final = _define(
     action="check cables, power and temperature; replace the node if it lasts",
     unhealthy=_seen(clocks=_clocks(0x08)),
     healthy=_seen(clocks=_clocks(0x10)),
+)
+SPINNING: Final = _define(
+    id="gpu-spinning",
+    title="A GPU is always busy and draws little power: its kernel waits, as a collective does for the GPUs of other ranks",
+    recommended_action=RecommendedAction.RECORD,
+    attributed_to=Attribution.PROCESS,
+    action="look for the GPU of the job that is not busy, or draws its usual power: the others wait for it",
+    unhealthy=Sample(_after(_busy(150_000), _busy(152_000))),
+    healthy=Sample(_after(_busy(610_000), _busy(152_000))),
+    weight=20,
+    confused_with=("job-hang",),
 )
 POWER_CAPPED: Final = _define(
     id="gpu-power-capped",
@@ -384,6 +399,23 @@ def _check_power(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
         yield FaultFinding(kind=POWER_CAPPED.id, part=name, quote=quote)
 
 
+def _check_spinning(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
+    """Check two readings: a kernel that is limited by memory or by the host may draw little power for a moment."""
+    both = [one for one in (pair.before, pair.now) if one is not None and _spins(one, pair.limits)]
+    power, name = pair.now.power, _name(pair.now)
+    if len(both) > 1 and not isinstance(power, Unknown):
+        draw, limit = (0 if isinstance(one, Unknown) else one / 1000 for one in (power.draw, power.limit))
+        quote = f"{name}: a kernel runs {pair.now.utilization} % of the time, at {draw:g} of {limit:g} W"
+        yield FaultFinding(kind=SPINNING.id, part=name, quote=quote)
+
+
+def _spins(gpu: Gpu, limits: Thresholds) -> bool:
+    power, busy = gpu.power, gpu.utilization
+    if isinstance(power, Unknown) or isinstance(busy, Unknown) or isinstance(power.draw, Unknown) or isinstance(power.limit, Unknown):
+        return False
+    return busy >= limits.spinning_utilization and power.draw <= limits.spinning_power * power.limit
+
+
 def _check_fabric(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
     fabric, name = pair.now.fabric, _name(pair.now)
     if isinstance(fabric, Unknown):
@@ -454,6 +486,7 @@ _CHECKS: Final = (
     _check_pages,
     _check_clocks,
     _check_power,
+    _check_spinning,
     _check_fabric,
     _check_links,
     _check_bus,

@@ -16,8 +16,8 @@ from torch.distributed.constants import default_pg_timeout
 
 from holdfast.runtime import world
 from holdfast.runtime.agent_client import link
-from holdfast.runtime.groups import torch_interface
-from holdfast.runtime.groups.backends import NCCL_ABORT, nccl_can_abort
+from holdfast.runtime.groups import nccl, torch_interface
+from holdfast.runtime.groups.device_library import library
 from holdfast.runtime.groups.dry_runs import first_exchanges
 from holdfast.runtime.groups.dry_runs.dry_run import DryRun
 from holdfast.runtime.groups.membership import GroupGeneration, MembershipManager, devices, devices_of, install, installed
@@ -44,8 +44,8 @@ def join() -> None:
     """Create the default process group as a managed group: one that survives the loss of a rank.
 
     Call it in place of ``torch.distributed.init_process_group()``. All groups that are created later, by any code, are managed too: those
-    of DDP, FSDP2 and a ``DeviceMesh``. Under ``torchrun``, with ``groups: stock``, or with an NCCL that can hang when it is aborted, it
-    creates PyTorch's own groups. With one rank it creates none.
+    of DDP, FSDP2 and a ``DeviceMesh``. Under ``torchrun``, with ``groups: stock``, or with an NCCL that can hang when it is aborted or
+    whose settings contradict it, it creates PyTorch's own groups. With one rank it creates none.
 
     Raises:
         RuntimeError: The default process group exists already.
@@ -65,7 +65,7 @@ def join() -> None:
     if device.index is not None:
         torch.cuda.set_device(device)
     _start_hot_spare()
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    backend = "gloo" if library() is None else "cpu:gloo,cuda:nccl"
     _init_managed(_manager(devices()), original(dist.init_process_group), {"backend": backend})
 
 
@@ -96,7 +96,7 @@ def init_process_group(real: Callable[..., None], *given: Any, **named: Any) -> 
         _init_again(manager, real, arguments)
         return
     served = devices_of(_backend_of(arguments))
-    if "cuda" in served:
+    if torch.cuda.is_available() and "cuda" in served:
         device = world.device_of(os.environ, torch.cuda.device_count())
         if device.index is not None:
             torch.cuda.set_device(device)
@@ -148,16 +148,7 @@ def _why_never() -> str:
     lacking = torch_interface.missing()
     if lacking:
         return f"torch {torch.__version__} has no {lacking}, which managed groups need"
-    version = _nccl()
-    if version is not None and not nccl_can_abort(version):
-        found, needed = (".".join(map(str, one)) for one in (version, NCCL_ABORT))
-        return f"NCCL {found} can hang when it is aborted (managed groups need NCCL {needed})"
-    return ""
-
-
-def _nccl() -> tuple[int, ...] | None:
-    """Return the version of NCCL that groups would use; None without a GPU."""
-    return tuple(torch.cuda.nccl.version()) if torch.cuda.is_available() else None
+    return nccl.why_unusable(environment)
 
 
 def _why_not_with(arguments: Mapping[str, Any]) -> str:
@@ -172,7 +163,7 @@ def _why_not_with(arguments: Mapping[str, Any]) -> str:
         and given["init_method"] != "env://",
         f"{other}={given.get(other or '')}, and the environment says {ours.get(other or '')}": other is not None,
         f"backend '{backend}', which cannot be managed: gloo and nccl can": not devices_of(backend),
-        "backend 'nccl' without a GPU": "nccl" in backend and not torch.cuda.is_available(),
+        "backend 'nccl' without a GPU": "nccl" in backend and library() is None,
         "`pg_options`, which a repaired group would not have": "pg_options" in given and "nccl" in backend,
         "`_ranks`": bool(given.get("_ranks")),
         "`enable_reconfigure`, by which the script repairs its groups itself": bool(given.get("enable_reconfigure")),
@@ -218,6 +209,9 @@ def _manager(served: tuple[str, ...], *, replaces_init: bool = False) -> Members
 
 def _init_managed(manager: MembershipManager, real: Callable[..., None], arguments: Mapping[str, Any]) -> None:
     """Have torch create its groups through *manager*, and create the default group by torch's *real* function."""
+    device = library()
+    if device is not None and device.name in manager.devices:
+        device.prepare()
     install(manager)
     ddp_determinism.watch()
     joins_later = os.environ.get("HOLDFAST_HOT_SPARE") or os.environ.get("HOLDFAST_FRESH")

@@ -45,6 +45,7 @@ from holdfast.runtime.state import rng, tree, unmanaged
 from holdfast.runtime.state.training import Stateful, Training, unwrapped, unwrapped_optimizer
 from holdfast.runtime.telemetry import integration_level
 from holdfast.runtime.telemetry.ddp_determinism import M, average_gradients, stabilize_all_ddp, stabilize_ddp, watch
+from holdfast.runtime.telemetry.device_times import process_device_times
 from holdfast.runtime.telemetry.progress import section
 from holdfast.runtime.telemetry.rank_status import answer_queries
 from holdfast.runtime.telemetry.replica_checksums import ReplicaChecksums
@@ -136,7 +137,7 @@ class Session(AbstractContextManager["Session"]):
         self._profile_file = ProfileFile(None if settings is None else settings.directory)
         self._stats = StatsReporter()
         self._invalidated = InvalidatedSteps.of()
-        self._step_timer = StepTimer()
+        self._step_timer = StepTimer(device=process_device_times().seconds)
         self._checksums = ReplicaChecksums(training.model, os.environ)
         self._from_replica = False
         """Whether this rank resumes from a replica of its snapshot."""
@@ -533,7 +534,7 @@ class Session(AbstractContextManager["Session"]):
             loss = None if recovery.damaged else loss  # it was summed after the vote, without a peer that was lost meanwhile
             recovery.last = loss, seconds
         self.steps_done, self.loss = number, loss if loss is not None or recovery is None else math.nan
-        timing = self._step_timer.end() if recovery is not None and _device_of(self._training.model).type == "cpu" else None
+        timing = self._step_timer.end() if recovery is not None else None
         snapshot = self._stats.stats(self._snapshotter, link().generation)
         if size.samples is None and isinstance(self._training.data, Loader):
             size = StepSize(samples=self._training.data.samples_taken, tokens=size.tokens)
@@ -541,7 +542,12 @@ class Session(AbstractContextManager["Session"]):
         if self._settings is not None and (self._settings.due(number) or (number == self._until and self._settings.every > 0)):
             self._save(at_once=number == self._until)
         self._exit_if_terminated()
+        self._begin_timing()
+
+    def _begin_timing(self) -> None:
+        """Begin to measure how the next step spends its time."""
         self._step_timer.begin()
+        process_device_times().begin(None if self._recovery is None else self._recovery.membership.device)
 
     def _exit_if_terminated(self) -> None:
         """Save the last step and exit, if any rank received SIGTERM: all ranks save it together, or none does."""
@@ -686,7 +692,7 @@ class Session(AbstractContextManager["Session"]):
         if self._snapshotter is not None:
             self._snapshotter.give_up()  # the state may be replaced
         result = recovery.recover()
-        self._step_timer.begin()
+        self._begin_timing()
         self._world = World.current()
         self._set_interval(recovery.membership.generation.every)
         if self._saver is not None and self._settings is not None:

@@ -17,7 +17,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from holdfast.runtime.groups import state_transfer
-from holdfast.runtime.groups.backends import BuildOptions, build, nccl_can_abort
+from holdfast.runtime.groups.backends import BuildOptions, build
+from holdfast.runtime.groups.nccl import nccl_can_abort
 from holdfast.runtime.groups.operations import StepTransaction
 from holdfast.runtime.groups.process_group import ManagedGroup
 from holdfast.runtime.state.training import Training

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from holdfast.runtime.groups.backends import native_store
 from holdfast.runtime.groups.control_tree import PeerAcceptor, call
 from holdfast.runtime.groups.kv_store import KvServer, KvStore
+from holdfast.runtime.groups.nccl import native_store
 from holdfast.runtime.peer_errors import is_late_peer, is_peer_loss
 from tests.waiting import wait_until
 

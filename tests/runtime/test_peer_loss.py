@@ -153,21 +153,19 @@ def test_a_message_that_only_mentions_cuda_is_not_an_error_of_the_gpu(words: str
     ids=str,
 )
 def test_errors_of_pending_gpu_work_are_classified_before_the_vote(
-    monkeypatch: pytest.MonkeyPatch,
     error: RuntimeError,
     peer_is_lost: bool,  # noqa: FBT001 (a table)
     raises: bool,  # noqa: FBT001 (a table)
 ) -> None:
     """There is no GPU here: its answer is scripted."""
     recovery = object.__new__(RecoveryManager)
-    on_a_gpu: Any = SimpleNamespace(parameters=lambda: [SimpleNamespace(is_cuda=True)])
-    recovery.training = SimpleNamespace(model=on_a_gpu)  # type: ignore[assignment]
-    recovery.membership = SimpleNamespace(transaction=StepTransaction(lost=peer_is_lost))  # type: ignore[assignment]
 
-    def synchronize() -> None:
+    def wait_for_device() -> None:
         raise error
 
-    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    recovery.membership = SimpleNamespace(  # type: ignore[assignment]
+        transaction=StepTransaction(lost=peer_is_lost), wait_for_device=wait_for_device
+    )
     with pytest.raises(type(error)) if raises else nullcontext():
         recovery._await_device()
     if raises and peer_is_lost:

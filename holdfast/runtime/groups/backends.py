@@ -1,4 +1,7 @@
-"""The backend groups under a managed group: built in a thread that can be abandoned, and cut from outside when a wait in them must end."""
+"""The backend groups under a managed group: built in a thread that can be abandoned, and cut from outside when a wait in them must end.
+
+gloo's part is here: its sockets, its threads, and its waits. What runs on a device comes from a `DeviceLibrary`.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from typing import Any, Final, TypeVar
 
 import torch.distributed as dist
 
+from holdfast.runtime.groups.device_library import Communicator, DeviceLibrary, abort_all, library
 from holdfast.runtime.groups.operations import Waits, is_asleep
 
 T = TypeVar("T")
@@ -35,53 +39,103 @@ QUIESCENCE_POLL_SECONDS: Final = 0.02
 """Interval between two checks whether a group that was cut has come to rest."""
 OPEN_SOCKETS_SECONDS: Final = 2.0
 """After this it is enough that the group's threads sleep: gloo never closes a connection that holds a message for a vanished operation."""
+FINISH_SECONDS: Final = 5.0
+"""How long `BackendGroup.finish` waits for the other members of a group that the script destroys."""
 CLOSE_SECONDS: Final = 1.0
 """How long `BackendGroup.close` waits for the destructor of a backend: an operation that hangs in it holds it up."""
 GLOO_THREAD: Final = "pt_gloo_runloop"
 """torch's name for the threads that run a gloo group's collectives."""
-NCCL_ABORT: Final = (2, 28, 9)
-"""From this version on NCCL's abort returns from every state; before, threads could hang in it (NVIDIA/nccl release notes 2.28.9)."""
+HOST: Final = "cpu"
+"""By this a group says that it carries tensors of the host: over gloo."""
 
 
 class GenerationEnded(Exception):
     """The controller ended this generation while something waited in it."""
 
 
-def nccl_can_abort(version: tuple[int, ...]) -> bool:
-    """Return whether an operation of this NCCL can be aborted in every state."""
-    return version >= NCCL_ABORT
-
-
 @dataclass(slots=True)
 class BackendGroup:
-    """One built group: a backend per kind of device, duplicates of its sockets, and the threads that run its collectives."""
+    """One built group: its backends, and of gloo's duplicates of its sockets and the threads that run its collectives."""
 
     backends: dict[str, Any]
+    """By `HOST` and the `DeviceLibrary.name` of the device's library."""
+    library: DeviceLibrary | None = None
+    """The library of one of the backends; None: all are gloo's."""
     sockets: list[socket.socket] = field(default_factory=list)
     threads: frozenset[int] = frozenset()
     waits: Waits = field(default_factory=Waits)
     _cut: threading.Lock = field(default_factory=threading.Lock)
     """Held once it has been cut."""
+    _aborted: threading.Event | None = None
+    """Set when the operations of the device have been aborted; None while nobody has begun to."""
 
-    def backend(self, device: str) -> Any:  # noqa: ANN401 (a gloo or an NCCL backend)
-        """Return the backend for tensors on *device*."""
+    def backend(self, name: str) -> Any:  # noqa: ANN401 (a gloo or an NCCL backend)
+        """Return the backend *name*: one of `backends`."""
         try:
-            return self.backends[device]
+            return self.backends[name]
         except KeyError:
-            raise RuntimeError(f"this group was made for {', '.join(self.backends)} and not for tensors on '{device}'") from None
+            raise RuntimeError(f"this group was made for {', '.join(self.backends)} and not for tensors on '{name}'") from None
+
+    def name_for(self, device: str) -> str:
+        """Return the name of the backend for tensors on *device*."""
+        return self.library.name if self.library is not None and device == self.library.tensors else device
+
+    def runs_on_device(self, name: str) -> bool:
+        """Return whether the operations of the backend *name* run on a device."""
+        return self.library is not None and name == self.library.name
+
+    @property
+    def on_device(self) -> Any:  # noqa: ANN401 (as above)
+        """The backend whose operations run on a device; None if it has none."""
+        return None if self.library is None else self.backends.get(self.library.name)
 
     def abandon(self) -> None:
-        """Make every wait in this group end now, with an error or as finished.
+        """Make every wait in this group end now, with an error or as finished. Of several groups abandon all together: `abandon_all`.
 
         torch has no interface for that on gloo; shutting down its connections ends most waits, and `Waits` ends the others.
         """
+        abandon_all([self])
+
+    def cut(self) -> None:
+        """End the waits for gloo."""
         self._disconnect()
         if self._cut.acquire(blocking=False):
             threading.Thread(target=self._end_waits_at_rest, name="holdfast-cut", daemon=True).start()
 
+    def begin_abort(self, aborted: threading.Event) -> bool:
+        """Take note that the operations of the device are aborted, and are when *aborted* is set; return False if they are already."""
+        if self.on_device is None or self._aborted is not None:
+            return False
+        self._aborted = aborted
+        return True
+
+    def finish(self) -> None:
+        """Have the device's library end its connections together with the other members': they may still read from this rank's memory.
+
+        Members that do not come within `FINISH_SECONDS` are not waited for; `close` aborts then.
+        """
+        backend, finished = self.on_device, threading.Event()
+
+        def work() -> None:
+            with suppress(RuntimeError):
+                backend.shutdown()
+                finished.set()
+
+        if backend is None or self._aborted is not None:
+            return
+        ending = threading.Thread(target=work, name="holdfast-finish", daemon=True)
+        ending.start()
+        ending.join(FINISH_SECONDS)
+        if finished.is_set():
+            self._aborted = finished
+
     def close(self) -> None:
         """Close the connections; a group whose peers have exited would hang in its destructor if they stayed open."""
         self._disconnect()
+        if self.on_device is not None:
+            abort_devices([self])
+            assert self._aborted is not None
+            self._aborted.wait()  # or the device may still write to tensors; it ends, or this process does
         backends, self.backends = self.backends, {}
         destruction = threading.Thread(target=backends.clear, name="holdfast-destroy", daemon=True)
         destruction.start()
@@ -97,8 +151,6 @@ class BackendGroup:
         for one in list(self.sockets):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
-        if "cuda" in self.backends:
-            self.backends["cuda"].abort()
 
     def _end_waits_at_rest(self) -> None:
         """End the waits that gloo forgot, as soon as none of its threads can write to a tensor any more."""
@@ -115,11 +167,32 @@ def poll_interval(seconds: float) -> float:
     return POLL_SECONDS if seconds < FAST_POLL_SECONDS else SLOW_POLL_SECONDS
 
 
+def abandon_all(inners: Iterable[BackendGroup]) -> None:
+    """Make every wait in these groups end now: those for gloo at once, the operations of the device when all are aborted."""
+    groups = list(inners)
+    abort_devices(groups)
+    for one in groups:
+        one.cut()
+
+
+_aborting: Final = threading.Lock()
+
+
+def abort_devices(inners: Iterable[BackendGroup]) -> None:
+    """Begin to abort the operations of the device in these groups, together; those that are aborted already are left out."""
+    aborted = threading.Event()
+    with _aborting:
+        groups = [one for one in inners if one.begin_abort(aborted)]
+    if groups and groups[0].library is not None:
+        abort_all(groups[0].library, [one.on_device for one in groups], aborted)
+
+
 def close_in_background(inners: Iterable[BackendGroup]) -> None:
     """Close groups while training goes on: gloo takes some 10 ms to end a group, as its thread wakes up only so often."""
     remaining = list(inners)
 
     def close() -> None:
+        abort_devices(remaining)
         for one in remaining:
             one.close()
 
@@ -132,13 +205,17 @@ class BuildOptions:
     """How a group is built."""
 
     devices: tuple[str, ...]
-    """Kinds of devices that it must serve."""
+    """What carries its tensors: `HOST`, the name of the device's library, or both."""
     timeout: timedelta
     """Timeout of its operations."""
     host: str
     """This process's address, as other nodes reach it."""
     first: bool = False
     """It is built for the first time, not in a recovery: its members may take as long to join as its operations may wait."""
+    name: str = ""
+    """What the group is called, for the logs and traces of the device's library."""
+    ranks: tuple[int, ...] = ()
+    """The numbers of its members in the world, for the same; empty: from 0."""
 
 
 def build(  # noqa: PLR0913 (who is where, how, and how to cancel it)
@@ -148,7 +225,7 @@ def build(  # noqa: PLR0913 (who is where, how, and how to cancel it)
 
     Raise `GenerationEnded` as soon as *is_cancelled* returns true: the building thread is then left to its own timeout.
     """
-    return in_thread(lambda: _build(dist.PrefixStore(prefix, store), rank, size, options), is_cancelled)
+    return in_thread(lambda: _build(dist.PrefixStore(prefix, store), rank, size, options, is_cancelled), is_cancelled)
 
 
 def in_thread(make: Callable[[], T], is_cancelled: Callable[[], bool]) -> T:
@@ -168,31 +245,26 @@ def in_thread(make: Callable[[], T], is_cancelled: Callable[[], bool]) -> T:
     return result.result()
 
 
-def _build(own: dist.Store, rank: int, size: int, options: BuildOptions) -> BackendGroup:
-    before, threads = set(_sockets()), _gloo_threads()
-    timeout = options.timeout if options.first else timedelta(seconds=BUILD_SECONDS)
-    gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", own), rank, size, timeout)
-    gloo._set_default_timeout(options.timeout)  # noqa: SLF001 (torch's own way, without a public name)
-    backends: dict[str, Any] = {"cpu": gloo}
-    sockets = _sockets_of_group(own, rank, size, before)
-    if "cuda" in options.devices:
-        nccl = dist.ProcessGroupNCCL.Options()
-        nccl._timeout = options.timeout  # noqa: SLF001 (as torch's own new_group does)
-        nccl.config.blocking = 0  # or a communicator that is being created cannot be aborted
-        # NCCL connects in the first operation, which is part of a step and of no recovery: it may have to wait for a compiler.
-        store = native_store(dist.PrefixStore("nccl", own), options.timeout, host=options.host, serving=rank == 0)
-        backends["cuda"] = dist.ProcessGroupNCCL(store, rank, size, nccl)
-    return BackendGroup(backends, sockets, _gloo_threads() - threads)
-
-
-def native_store(store: dist.Store, timeout: timedelta, *, host: str, serving: bool) -> dist.Store:
-    """Return a TCPStore that one member hosts and *store* announces: NCCL's threads use it without the Python interpreter."""
-    if serving:
-        made = dist.TCPStore("0.0.0.0", 0, is_master=True, timeout=timeout, wait_for_workers=False)  # noqa: S104 (other nodes must reach it)
-        store.set("native_store", f"{host} {made.port}")
-        return made
-    address, port = store.get("native_store").decode().split()
-    return dist.TCPStore(address, int(port), is_master=False, timeout=timeout, wait_for_workers=False)
+def _build(own: dist.Store, rank: int, size: int, options: BuildOptions, is_cancelled: Callable[[], bool]) -> BackendGroup:
+    arrival = options.timeout if options.first else timedelta(seconds=BUILD_SECONDS)
+    built = BackendGroup({})
+    if HOST in options.devices:
+        before, threads = set(_sockets()), _gloo_threads()
+        gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", own), rank, size, arrival)
+        gloo._set_default_timeout(options.timeout)  # noqa: SLF001 (torch's own way, without a public name)
+        built.backends[HOST] = gloo
+        built.sockets, built.threads = _sockets_of_group(own, rank, size, before), _gloo_threads() - threads
+    device = library()
+    if device is not None and device.name in options.devices:
+        ranks = options.ranks or tuple(range(size))
+        group = Communicator(name=options.name, rank=rank, ranks=ranks, timeout=options.timeout, arrival=arrival, host=options.host)
+        try:
+            backend = device.connect(dist.PrefixStore("device", own), group, is_cancelled)
+        except BaseException:
+            built.close()
+            raise
+        built.library, built.backends[device.name] = device, backend
+    return built
 
 
 def _gloo_threads() -> frozenset[int]:

@@ -13,6 +13,7 @@ import functools
 import inspect
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,15 +22,15 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.constants import default_pg_timeout
 
 from holdfast.protocol import Message
 from holdfast.runtime.agent_client import link
-from holdfast.runtime.groups.backends import BackendGroup, BuildOptions, GenerationEnded, build, poll_interval
+from holdfast.runtime.groups.backends import HOST, BackendGroup, BuildOptions, GenerationEnded, abandon_all, build, poll_interval
 from holdfast.runtime.groups.control_tree import ControlTree, PeerAcceptor
+from holdfast.runtime.groups.device_library import DeviceLibrary, library, wait_for
 from holdfast.runtime.groups.dry_runs import first_exchanges, recorded_collectives
 from holdfast.runtime.groups.dry_runs.first_exchanges import FirstExchanges
 from holdfast.runtime.groups.dry_runs.recorded_collectives import CollectiveRecorder
@@ -40,6 +41,8 @@ from holdfast.runtime.snapshots.restore import servers_of
 
 log = logging.getLogger("holdfast.runtime")
 
+UNNOTICED_SECONDS: Final = 1.0
+"""Seconds after which a rank reports a failure on its device, unless the controller has ended the generation by then."""
 STUCK_SECONDS: Final = 10.0
 """Seconds after the end of a generation after which a rank that has entered no other dumps its stacks."""
 
@@ -110,7 +113,7 @@ class MembershipManager:
     reopened: int = 0
     """How often the script has destroyed all groups and created others."""
     requested: tuple[str, ...] = ()
-    """Kinds of devices that the group must serve that is being created; empty: all."""
+    """What carries the tensors of the group that is being created (`BuildOptions.devices`); empty: all there is."""
 
     def __init__(self, generation: GroupGeneration, token: str, stride: int, devices: tuple[str, ...]) -> None:
         self.generation, self.token, self.stride, self.devices = generation, token, stride, devices
@@ -330,8 +333,9 @@ class MembershipManager:
             self.transaction.fail(why)
             if self.generation_store is not None:
                 self.generation_store.root.end_long_waits(why)
+            self.abandon_device_groups(why)  # also those that have lost nobody: their members may wait for a rank that has left
             for group in list(self.groups):
-                if members := sorted(lost & set(group.ranks)):
+                if (members := sorted(lost & set(group.ranks))) and not group.is_broken:
                     group.abandon(f"rank(s) {', '.join(map(str, members))} lost")
 
     def _dump_if_stuck(self, generation: int) -> None:
@@ -388,9 +392,63 @@ class MembershipManager:
 
     def abandon_groups(self, why: str) -> None:
         """Cut all connections: ranks that wait in them for this rank would wait in vain."""
+        self.abandon_device_groups(why)
         for group in list(self.groups):
             if group.inner is not None and not group.is_broken:
                 group.abandon(why)
+
+    def abandon_device_groups(self, why: str) -> None:
+        """End every wait in all groups whose operations a device runs: one that waits there holds up those of other groups."""
+        found = [(group, inner) for group in list(self.groups) if (inner := group.inner) is not None and inner.on_device is not None]
+        for group, _ in found:
+            group.mark_broken(why)
+        abandon_all(inner for _, inner in found)
+
+    def on_device_failure(self, why: str) -> None:
+        """End the operations of the device in all groups, because this rank has noticed that one of them cannot end.
+
+        Members of its groups may notice nothing, and wait for this rank. So the controller learns it if it has not ended the generation
+        soon: of a process that died it hears sooner from its agent.
+        """
+        noticed, generation = not self.transaction.lost, self.generation.number
+        self.abandon_device_groups(why)
+
+        def report() -> None:
+            if self._ended < generation == self.generation.number:
+                link().report("broken", generation=generation, step=max(0, (link().step or 0) - 1), group="", why=why[:500])
+
+        if noticed:
+            timer = threading.Timer(UNNOTICED_SECONDS, report)
+            timer.daemon = True
+            timer.start()
+
+    @property
+    def device(self) -> DeviceLibrary | None:
+        """The library that runs operations of these groups on a device; None where gloo runs all."""
+        device = library()
+        return device if device is not None and any(device.name in group.devices for group in self.groups) else None
+
+    def wait_for_device(self) -> None:
+        """Wait until the device has run all that lies in its queue; when a peer is lost meanwhile, the operations of all groups end.
+
+        Raise ``RuntimeError`` when the device has failed.
+        """
+        device, transaction = self.device, self.transaction
+        if device is None:
+            return
+
+        def must_end() -> str:
+            if transaction.lost:
+                return transaction.why
+            backends = [inner.on_device for group in list(self.groups) if (inner := group.inner) is not None]
+            return next(filter(None, (device.failure(one) for one in backends if one is not None)), "")
+
+        wait_for(device.record().query, must_end, self.on_device_failure)
+        why = must_end()
+        if why and not transaction.lost:  # the library has ended the operation itself, and its results are worth nothing
+            self.on_device_failure(why)
+        for group in list(self.groups):
+            group.in_flight.settle()
 
     # -- the first generation -----------------------------------------------------------------------------------------
 
@@ -401,14 +459,14 @@ class MembershipManager:
 
     def create(self, options: Any, more: Any) -> ManagedGroup:  # noqa: ANN401 (torch's options)
         """Make the group that torch asks for; *more*, its ``pg_options``, is not used."""
-        if more is not None and "cuda" in self.devices and self.generation.rank == 0:
+        if more is not None and self.devices != (HOST,) and self.generation.rank == 0:
             log.warning(
                 "`pg_options` of the group '%s' are ignored: it is managed, and a repaired one would not have them", options.group_id
             )
         present = self.generation.ranks
         ranks = [present[number] for number in options.global_ranks_in_group or range(options.group_size)]
         group = ManagedGroup(str(options.group_id), ranks, self.generation.rank, self.transaction, options.timeout)
-        group.listener, group.on_shutdown = self.listener, self._forget
+        group.listener, group.on_shutdown, group.on_device_failure = self.listener, self._forget, self.on_device_failure
         group.edition = self._editions[group.group_name] = self._editions.get(group.group_name, 0) + 1
         group.devices = self.requested or self.devices
         if self.dry_run is not None:
@@ -467,7 +525,14 @@ class MembershipManager:
             f"group-{group.group_name}" + (f"-{group.edition}" if group.edition > 1 else ""),
             members.index(generation.rank),
             len(members),
-            options=BuildOptions(devices=group.devices, timeout=group.timeout, host=opened.host, first=first),
+            options=BuildOptions(
+                devices=group.devices,
+                timeout=group.timeout,
+                host=opened.host,
+                first=first,
+                name=group.group_name,
+                ranks=tuple(generation.ranks.index(rank) for rank in members),
+            ),
             is_cancelled=self.is_cancelled(generation.number),
         )
 
@@ -601,6 +666,7 @@ def install(made: MembershipManager | None) -> None:
         recording.add(BACKEND)
     if made is not None:
         _replace_creation()
+        _replace_batches()
 
 
 def _create(options: Any, more: Any) -> ManagedGroup:  # noqa: ANN401 (torch's options)
@@ -609,20 +675,23 @@ def _create(options: Any, more: Any) -> ManagedGroup:  # noqa: ANN401 (torch's o
 
 
 def devices() -> tuple[str, ...]:
-    """Return the kinds of devices that groups must serve."""
-    return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    """Return what carries the tensors of a group that serves all devices: see `BuildOptions.devices`."""
+    device = library()
+    return (HOST,) if device is None else (HOST, device.name)
 
 
 def devices_of(backend: str) -> tuple[str, ...]:
-    """Return the kinds of devices that a managed group must serve in place of *backend*, as torch names it; none: it cannot take its place.
+    """Return what carries the tensors of a managed group in place of *backend*, as torch names it; none: it cannot take its place.
 
-    Such a group always has gloo for the CPU, and NCCL where that is asked for.
+    As in torch, a group for ``nccl`` carries no tensors of the host. So it has no connection over gloo from each member to each other.
     """
     parts = backend.lower().split(",")
     names = {part.partition(":")[2] if ":" in part else part for part in parts}
     if not names <= {"gloo", "nccl", "undefined"}:
         return ()
-    return ("cpu",) if names == {"gloo"} else devices()
+    if names == {"nccl"}:
+        return devices()[1:] or devices()
+    return (HOST,) if names == {"gloo"} else devices()
 
 
 # -- the names of groups ------------------------------------------------------------------------------------------------
@@ -659,3 +728,36 @@ def _replace_creation() -> None:
 
     new_group.of_holdfast = True  # type: ignore[attr-defined]
     c10d._new_process_group_helper = new_group  # noqa: SLF001
+
+
+# -- messages that must start together ------------------------------------------------------------------------------------
+
+
+def _replace_batches() -> None:
+    """Have `torch.distributed.batch_isend_irecv` start all its messages as one also in a managed group whose operations a device runs.
+
+    torch does so for a group of its own class only, and starts them one after the other otherwise. Two ranks that both send first would
+    then wait for each other on the device, as soon as a message is larger than NCCL's buffers: pipeline schedules do exactly that.
+    """
+    real = c10d.batch_isend_irecv
+    if getattr(real, "of_holdfast", False):
+        return
+
+    @functools.wraps(real)
+    def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
+        c10d._check_p2p_op_list(p2p_op_list)  # noqa: SLF001 (it has the error messages)
+        group: Any = p2p_op_list[0].group
+        device = p2p_op_list[0].tensor.device
+        group = c10d._get_default_group() if group is None else group  # noqa: SLF001 (as torch itself does)
+        if not isinstance(group, ManagedGroup) or not group.coalesces(device):
+            return list(real(p2p_op_list))
+        with c10d._coalescing_manager(group, device, async_ops=True) as together:  # noqa: SLF001 (as torch itself does)
+            for one in p2p_op_list:
+                peer = {"group_dst" if one.op is dist.isend else "group_src": one.group_peer}
+                one.op(one.tensor, group=one.group, tag=one.tag, **peer)
+        return list(together.works)
+
+    batch_isend_irecv.of_holdfast = True  # type: ignore[attr-defined]
+    for module in list(sys.modules.values()):  # scripts and frameworks import it by name
+        if getattr(module, "__dict__", {}).get("batch_isend_irecv") is real:
+            module.batch_isend_irecv = batch_isend_irecv  # type: ignore[attr-defined]

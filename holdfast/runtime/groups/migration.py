@@ -168,6 +168,7 @@ class LiveMigrations:
         """Put the new connections under the groups."""
         membership, generation = self._membership, prepared.generation
         assert prepared.store is not None
+        membership.wait_for_device()  # operations after the vote may still lie in its queue
         replaced = list(prepared.transfers.values())
         membership.use_store(prepared.store)
         membership.set_members(generation)

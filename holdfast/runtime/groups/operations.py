@@ -11,8 +11,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -114,6 +115,14 @@ class OperationMark(NamedTuple):
     """Start time (`time.perf_counter`)."""
 
 
+class _OnDevice(NamedTuple):
+    """Operations that a device runs as one: whether it has come to them, and whether it has run them."""
+
+    marks: Sequence[OperationMark]
+    is_reached: Callable[[], bool]
+    is_completed: Callable[[], bool]
+
+
 class InFlightOperations:
     """Progress of this rank in one group: operations started on the current connections, and those not finished yet.
 
@@ -121,17 +130,20 @@ class InFlightOperations:
     counted per channel (``send>3``, ``recv<3``) and compared with the other end's count.
     """
 
-    __slots__ = ("counts", "pending")
+    __slots__ = ("_on_device", "counts", "pending")
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
         """Operations started, by channel."""
         self.pending: dict[tuple[str, int], OperationMark] = {}
         """Operations not known to have finished, oldest first."""
+        self._on_device: deque[_OnDevice] = deque()
+        """Operations that a device runs, in its order."""
 
     def enter(self, name: str, tensors: list[Tensor]) -> OperationMark:
         """Record the start of an operation."""
         channel = name if name[4:5] in (">", "<") else COLLECTIVES
+        self.settle()
         number = self.counts[channel] = self.counts.get(channel, 0) + 1
         size, dtype = (tensors[0].numel(), tensors[0].dtype) if tensors else (0, None)
         mark = OperationMark(channel, number, name, size, dtype, time.perf_counter())
@@ -144,9 +156,44 @@ class InFlightOperations:
         """Record its end; callable from any thread."""
         self.pending.pop((mark.channel, mark.number), None)
 
+    def follow(self, marks: Sequence[OperationMark], is_reached: Callable[[], bool], is_completed: Callable[[], bool]) -> None:
+        """Keep these operations, which start as one, in flight until the device has run them: the host does not wait for that."""
+        self._on_device.append(_OnDevice(marks, is_reached, is_completed))
+
+    def settle(self) -> bool:
+        """Record the end of what the device has run meanwhile; return whether it has run all. Callable from any thread.
+
+        A device runs the operations of one group in their order, so usually one look is enough.
+        """
+        running = self._on_device
+        with suppress(IndexError):  # another thread was faster
+            while running:
+                first = running[0]
+                if not first.is_completed():
+                    return False
+                running.remove(first)
+                for mark in first.marks:
+                    self.leave(mark)
+        return not running
+
+    def progress(self) -> tuple[dict[str, int], list[OperationMark]]:
+        """Return the operations that have begun, by channel, and those of them that are not known to have finished.
+
+        An operation of a device has begun when the device has come to it. The host is ahead: it has given the device operations before
+        which a computation, or a wait in another group, still runs.
+        """
+        self.settle()
+        counts, pending = dict(self.counts), dict(self.pending)
+        for one in list(self._on_device):
+            if not one.is_reached():
+                for mark in one.marks:
+                    counts[mark.channel] = min(counts[mark.channel], mark.number - 1)
+                    pending.pop((mark.channel, mark.number), None)
+        return counts, list(pending.values())
+
     def forget(self) -> None:
         """Start over on other connections."""
-        self.counts, self.pending = {}, {}
+        self.counts, self.pending, self._on_device = {}, {}, deque()
 
 
 # -- waiting ------------------------------------------------------------------------------------------------------------

@@ -20,9 +20,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
-from holdfast.runtime.groups.backends import BackendGroup
+from holdfast.runtime.groups import device_library
+from holdfast.runtime.groups.backends import HOST, BackendGroup
 from holdfast.runtime.groups.operations import InFlightOperations, OperationMark, StepTransaction, fill_neutral_result, skip_compilation
 from holdfast.runtime.peer_errors import is_device_error, is_peer_loss
+from holdfast.runtime.telemetry.device_times import process_device_times
 from holdfast.runtime.telemetry.wait_windows import kind_of, process_waits
 
 BACKEND: Final = "holdfast"
@@ -51,12 +53,11 @@ class OperationListener(Protocol):
 
 
 class Call(NamedTuple):
-    """An operation: its name, its outputs and inputs, and the kind of device that runs it."""
+    """An operation: its name, its outputs and inputs, and where it is noted that it has started."""
 
     name: str
     outputs: list[Tensor]
     inputs: list[Tensor]
-    device: str
     mark: OperationMark
 
 
@@ -111,8 +112,9 @@ class DoneWork(_Work):
         return True
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Return a fulfilled future."""
-        future: torch.futures.Future[Any] = torch.futures.Future()
+        """Return a fulfilled future; who waits for it on a GPU waits for what the caller has put into its queue."""
+        on_gpu = {one.device for one in self._outputs if one.is_cuda}
+        future: torch.futures.Future[Any] = torch.futures.Future(devices=list(on_gpu))
         future.set_result(_future_value(self._name, self._outputs, self._inputs))
         return future
 
@@ -133,11 +135,7 @@ class ManagedWork(_Work):
         window = process_waits()
         ours = window.enter(kind_of(self._call.name))
         try:
-            if self._call.device == "cpu":
-                ended = self._inner.waits.wait(self._call.name, self._work, timeout)
-            else:
-                self._work.wait(timeout) if timeout else self._work.wait()
-                ended = True
+            ended = self._inner.waits.wait(self._call.name, self._work, timeout)
         except RuntimeError as error:
             self._group.peer_failed(self._inner, error)
             ended = False
@@ -156,8 +154,6 @@ class ManagedWork(_Work):
         """Return a future of the outputs that is always fulfilled."""
         theirs = self._work.get_future()  # gloo has none for messages and a reduce-scatter, and says so
         process_waits().operation_started()
-        if self._call.device != "cpu":
-            return theirs.then(self._settle)
         return self._inner.waits.promise(theirs, self._settle, self._abandon)
 
     def _settle(self, future: torch.futures.Future[Any]) -> list[Tensor]:
@@ -193,6 +189,86 @@ class ManagedWork(_Work):
         return int(self._work._source_rank())  # noqa: SLF001 (torch's name for it)
 
 
+class _Batch(NamedTuple):
+    """Operations that a device runs as one: a single one, or those that the library starts when the last has been given to it."""
+
+    inner: BackendGroup
+    calls: list[Call]
+    ended: list[Callable[..., None]]
+    """Called when their results may be used."""
+    reached: device_library.DeviceEvent
+    """Where the device comes to them."""
+
+
+class DeviceWork(_Work):
+    """An operation, or several that started as one, in the queue of a device.
+
+    A wait for it only holds up the device's queue, and a future of it is fulfilled at once: the values come when the device has run it.
+    What fails later shows when the host waits for the device, before the step counts.
+    """
+
+    def __init__(self, group: ManagedGroup, work: Any, batch: _Batch) -> None:  # noqa: ANN401 (the library's)
+        super().__init__([one for call in batch.calls for one in call.outputs])
+        self._group, self._work = group, work
+        self._inner, self._calls, self._ended, reached = batch
+        group.in_flight.follow([call.mark for call in batch.calls], reached.query, work.is_completed)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Have the device's queue wait for it; a lost peer is recorded, not raised. A barrier holds up the host as well."""
+        why = self._group.device_failure()  # a failed work of NCCL's aborts its communicator in `wait`, and only that one
+        if why:
+            self._group.abandon(why)
+            self._fill_neutral_results()
+            return True
+        try:
+            with process_device_times().waiting():
+                self._work.wait(timeout) if timeout else self._work.wait()
+            if self._calls[0].name == "barrier":
+                self._group.wait_for_device(self._work.is_completed)
+        except RuntimeError as error:
+            self._group.peer_failed(self._inner, error)
+            self._fill_neutral_results()
+            return True
+        ended, self._ended = self._ended, []
+        for callback in ended:
+            callback(self.source_rank()) if self._calls[0].name == "recv<any" else callback()
+        return True
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Return a future of the outputs that is always fulfilled."""
+        theirs = self._work.get_future()
+        process_waits().operation_started()
+        process_device_times().last_wait_begins()
+        return theirs.then(self._settle)
+
+    def _settle(self, future: torch.futures.Future[Any]) -> list[Tensor]:
+        process_waits().operation_ended()
+        try:
+            value: list[Tensor] = future.value()
+        except RuntimeError as error:
+            try:
+                self._group.peer_failed(self._inner, error)
+            except RuntimeError as real:  # nobody could catch it in this thread: the vote raises it
+                self._group.transaction.fail(f"{type(real).__name__}: {real}", self._group.group_name)
+            self._fill_neutral_results()
+            return _future_value(*self._calls[0][:3])
+        for callback in self._ended:
+            callback()
+        return value
+
+    def _fill_neutral_results(self) -> None:
+        for call in self._calls:
+            self._group.fill_neutral_result(*call[:3])
+
+    def is_completed(self) -> bool:
+        """Return whether the device has run it."""
+        return bool(self._work.is_completed())
+
+    def source_rank(self) -> int:
+        """Return the sender, for a receive from any source."""
+        return int(self._work._source_rank())  # noqa: SLF001 (torch's name for it)
+
+
 class ManagedGroup(dist.ProcessGroup):
     """A group of ranks. Its members stay the same, the processes behind them may change."""
 
@@ -216,8 +292,12 @@ class ManagedGroup(dist.ProcessGroup):
         """Called when the script destroys the group."""
         self.edition = 1
         """How many groups of this name this process has made: a script may destroy a group and make it again."""
-        self.devices: tuple[str, ...] = ("cpu",)
-        """Kinds of devices that it serves."""
+        self.devices: tuple[str, ...] = (HOST,)
+        """What carries its tensors: see `BuildOptions.devices`."""
+        self.on_device_failure: Callable[[str], object] | None = None
+        """Called when the waits for the device must end; it ends those in all groups, as operations of a device hold up each other."""
+        self._batches: dict[int, _Batch | None] = {}
+        """By thread: the operations that it starts as one; None: none of them reach the library."""
         self._description = ""
         self._inner: BackendGroup | None = None
         self._ready = threading.Event()
@@ -246,12 +326,28 @@ class ManagedGroup(dist.ProcessGroup):
         return self.group_name in self.transaction.broken
 
     def abandon(self, why: str) -> None:
-        """End every wait in this group now."""
-        self.transaction.fail(why, self.group_name)
-        self._ready.set()
+        """End every wait in this group now; where a device runs its operations, in all groups."""
         inner = self._inner
+        if inner is not None and inner.on_device is not None and self.on_device_failure is not None:
+            self.on_device_failure(why)
+            return
+        self.mark_broken(why)
         if inner is not None:
             inner.abandon()
+
+    def mark_broken(self, why: str) -> None:
+        """Have operations return neutral results from now on: its waits are about to end."""
+        self.transaction.fail(why, self.group_name)
+        self._ready.set()
+
+    def wait_for_device(self, is_done: Callable[[], bool]) -> None:
+        """Wait until the device has come so far that *is_done*; when a peer is lost meanwhile, its operations end."""
+        device_library.wait_for(is_done, lambda: self.transaction.why if self.transaction.lost else self.device_failure(), self.abandon)
+
+    def device_failure(self) -> str:
+        """Return what the library says of failed operations in this group; empty while none has failed, and while nobody has seen it."""
+        inner = self._inner
+        return "" if inner is None or inner.library is None or inner.on_device is None else inner.library.failure(inner.on_device)
 
     def peer_failed(self, inner: BackendGroup, error: RuntimeError) -> None:
         """Record *error* if it reports a lost peer, or follows from one; raise it if it comes from the script or its GPU."""
@@ -261,8 +357,7 @@ class ManagedGroup(dist.ProcessGroup):
             return  # these connections have been replaced
         if not is_peer_loss(error) and not self.transaction.lost:
             raise error
-        self.transaction.fail(str(error), self.group_name)
-        inner.abandon()  # gloo does not pass errors on: the next rank in the ring would wait until its timeout
+        self.abandon(str(error))  # gloo does not pass errors on: the next rank in the ring would wait until its timeout
         if self.transaction.final:
             raise PeerLostOutsideStep(self.group_name, self.transaction.why) from error
 
@@ -345,13 +440,14 @@ class ManagedGroup(dist.ProcessGroup):
 
     def _get_backend(self, device: torch.device) -> Any:  # noqa: ANN401 (torch's own)
         inner = self._inner
-        return self if inner is None else inner.backend(device.type)
+        return self if inner is None else inner.backend(inner.name_for(device.type))
 
     @property
     def _device_types(self) -> list[torch.device]:
         """Return the kinds of devices it serves: `torch.distributed.checkpoint.async_save` asks for a CPU."""
-        inner = self._inner
-        return [torch.device(one) for one in (inner.backends if inner is not None else ("cpu",))]
+        known = device_library.library()
+        kinds = [known.tensors if known is not None and one == known.name else one for one in self.devices]
+        return [torch.device(one) for one in dict.fromkeys(kinds)]
 
     def _has_hooks(self) -> bool:
         return False
@@ -376,6 +472,9 @@ class ManagedGroup(dist.ProcessGroup):
         if self.on_shutdown is not None:
             self.on_shutdown(self)
         if self._inner is not None:
+            if not self.is_broken:
+                self.wait_for_device(self.in_flight.settle)  # the script may still want their results
+                self._inner.finish()
             self._inner.close()
             self._inner = None
 
@@ -397,21 +496,80 @@ class ManagedGroup(dist.ProcessGroup):
         if self._inner is None:
             self._ready.wait()
             return self._run(name, outputs, inputs, call, device)
-        inner, device = self._inner, device or (outputs or inputs)[0].device.type
-        if device == "meta":  # shapes without values, as torch's own groups take them
+        inner, kind = self._inner, (outputs or inputs)[0].device.type if outputs or inputs else ""
+        if kind == "meta":  # shapes without values, as torch's own groups take them
             return DoneWork(name, outputs, inputs)
+        backend = device or inner.name_for(kind)
+        if inner.runs_on_device(backend) and self.transaction.lost:  # its communicators are being aborted: nobody may call one
+            self.mark_broken(self.transaction.why)
+            return self._run(name, outputs, inputs, call, device)
+        return self._start(inner, backend, name, (outputs, inputs), call)
+
+    def _start(
+        self, inner: BackendGroup, backend: str, name: str, tensors: tuple[list[Tensor], list[Tensor]], call: Callable[[Any], Any]
+    ) -> dist.Work:
+        """Start an operation on the *backend* of *inner*; *tensors*: its outputs and inputs."""
+        outputs, inputs = tensors
         ended = self.listener.started(self, name, outputs, inputs) if self.listener is not None else None
         self.used = True
         self.operations += 1
-        mark = self.in_flight.enter(name, inputs or outputs)
+        batch = self._batches.get(threading.get_ident())
+        if (batch is None or batch.inner is not inner) and inner.library is not None and inner.runs_on_device(backend):
+            batch = _Batch(inner, [], [], inner.library.record())
+        made = Call(name, outputs, inputs, self.in_flight.enter(name, inputs or outputs))
         try:
-            work = call(inner.backend(device))
+            work = call(inner.backend(backend))
         except RuntimeError as error:
-            self.in_flight.leave(mark)
+            self.in_flight.leave(made.mark)
             self.peer_failed(inner, error)
             self.fill_neutral_result(name, outputs, inputs)
             return DoneWork(name, outputs, inputs)
-        return ManagedWork(self, inner, work, Call(name, outputs, inputs, device, mark), ended)
+        if batch is None or not inner.runs_on_device(backend):
+            return ManagedWork(self, inner, work, made, ended)
+        batch.calls.append(made)
+        batch.ended.extend([] if ended is None else [ended])
+        if batch is self._batches.get(threading.get_ident()):
+            return DoneWork(name, outputs, inputs)  # nobody waits for it: `_end_coalescing` returns the work of all
+        return DeviceWork(self, work, batch)
+
+    # -- operations that start as one ---------------------------------------------------------------------------------
+
+    def coalesces(self, device: torch.device) -> bool:
+        """Return whether messages between tensors on *device* must start as one to be free of deadlock: those that a device runs."""
+        inner = self._inner
+        return inner is not None and inner.library is not None and inner.library.tensors == device.type
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Give the operations that this thread starts from now on to the library, which starts them all at `_end_coalescing`."""
+        inner, thread = self._inner, threading.get_ident()
+        if self.dry_run is not None or self.is_broken or self.transaction.lost:
+            self._batches[thread] = None
+            return
+        if inner is None:
+            self._ready.wait()
+            self._start_coalescing(device)
+            return
+        self._get_backend(device)._start_coalescing()  # noqa: SLF001 (torch's name)
+        if inner.library is not None:
+            self._batches[thread] = _Batch(inner, [], [], inner.library.record())
+
+    def _end_coalescing(self, device: torch.device) -> dist.Work:  # noqa: ARG002 (torch's signature)
+        """Start them, and return the work of all."""
+        batch = self._batches.pop(threading.get_ident(), None)
+        if batch is None:
+            return DoneWork("coalesced", [], [])
+        inner, calls, *_ = batch
+        assert inner.library is not None
+        try:
+            work = inner.backend(inner.library.name)._end_coalescing()  # noqa: SLF001 (torch's name)
+        except RuntimeError as error:
+            for one in calls:
+                self.in_flight.leave(one.mark)
+            self.peer_failed(inner, error)
+            for one in calls:
+                self.fill_neutral_result(*one[:3])
+            return DoneWork("coalesced", [], [])
+        return DeviceWork(self, work, batch) if calls else DoneWork("coalesced", [], [])
 
     def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401 (torch's signatures, here and below)
         """See `torch.distributed.all_reduce`."""
@@ -531,14 +689,17 @@ class ManagedGroup(dist.ProcessGroup):
         return self._run("recv<any", tensors, [], lambda backend: backend.recv_anysource(tensors, tag))
 
     def barrier(self, opts: Any = None) -> dist.Work:  # noqa: ANN401
-        """See `torch.distributed.barrier`."""
-        opts = opts or dist.BarrierOptions()
-        return self._run("barrier", [], [], lambda backend: backend.barrier(opts), device="cpu")
+        """See `torch.distributed.barrier`. It runs on the host where the group carries tensors of it."""
+        opts, device = opts or dist.BarrierOptions(), device_library.library()
+        if device is None or HOST in self.devices:
+            return self._run("barrier", [], [], lambda backend: backend.barrier(opts), device=HOST)
+        token = device.empty()
+        return self._run("barrier", [], [], lambda backend: backend.allreduce([token], dist.AllreduceOptions()), device=device.name)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:  # noqa: FBT001, FBT002 (torch's signature)
         """See `torch.distributed.monitored_barrier`."""
         limit = self.timeout if timeout is None else timeout
-        self._run("monitored_barrier", [], [], lambda backend: _MonitoredBarrier(backend, limit, wait_all_ranks), device="cpu").wait()
+        self._run("monitored_barrier", [], [], lambda backend: _MonitoredBarrier(backend, limit, wait_all_ranks), device=HOST).wait()
 
 
 class _MonitoredBarrier:
@@ -592,5 +753,5 @@ def _flat(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     return [one for some in lists for one in some]
 
 
-for _kind in (ManagedGroup, ManagedWork, DoneWork, _Work, _WorkGroup):
+for _kind in (ManagedGroup, ManagedWork, DeviceWork, DoneWork, _Work, _WorkGroup):
     skip_compilation(*(one for one in vars(_kind).values() if isinstance(one, FunctionType)))

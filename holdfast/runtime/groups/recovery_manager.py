@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch.optim import Optimizer
 
 from holdfast.runtime.agent_client import link
@@ -35,6 +34,7 @@ from holdfast.runtime.snapshots.snapshotter import Snapshotter
 from holdfast.runtime.state import unmanaged
 from holdfast.runtime.state.step_backup import StepBackup
 from holdfast.runtime.state.training import Training
+from holdfast.runtime.telemetry.device_times import process_device_times
 from holdfast.runtime.telemetry.wait_windows import process_waits
 
 _log = logging.getLogger("holdfast.runtime")
@@ -230,13 +230,13 @@ class RecoveryManager:
         return counts
 
     def _await_device(self) -> None:
-        """Wait until a GPU has done the work of the step: before that it is unknown whether its collectives succeeded."""
-        if any(one.is_cuda for one in self.training.model.parameters()):
-            try:
-                torch.cuda.synchronize()
-            except RuntimeError as error:
-                if is_device_error(error) or not (self.membership.transaction.lost or is_peer_loss(error)):
-                    raise
+        """Wait until the device has done the work of the step: before that it is unknown whether its collectives succeeded."""
+        process_device_times().end()
+        try:
+            self.membership.wait_for_device()
+        except RuntimeError as error:
+            if is_device_error(error) or not (self.membership.transaction.lost or is_peer_loss(error)):
+                raise
 
     def _fail_step(self, error: Exception) -> None:
         self.membership.transaction.fail(str(error) or "the controller ended this generation")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
-from holdfast.runtime.groups.backends import BackendGroup, BuildOptions, build, in_thread
+from holdfast.runtime.groups.backends import HOST, BackendGroup, BuildOptions, build, in_thread
 from holdfast.runtime.groups.kv_store import GenerationStore
 from holdfast.runtime.groups.process_group import ManagedGroup
 from holdfast.runtime.snapshots.restore_planner import RestorePlan, Transfer
@@ -234,7 +234,11 @@ class StateTransfer:
 
     def _between(self, source: int, target: int, other: int) -> tuple[BackendGroup, int]:
         """Return connections that join *source* and *target*, and the index of *other* in them."""
-        common = [group for group in self._membership.groups if {source, target} <= set(group.ranks) and group.inner is not None]
+        common = [
+            group
+            for group in self._membership.groups
+            if {source, target} <= set(group.ranks) and group.inner is not None and HOST in group.inner.backends
+        ]
         if common:
             best: ManagedGroup = min(common, key=lambda group: (len(group.ranks), group.group_name))
             assert best.inner is not None
@@ -251,6 +255,6 @@ class StateTransfer:
             name,
             place,
             2,
-            options=BuildOptions(devices=("cpu",), timeout=self._membership.groups[0].timeout, host=self._host),
+            options=BuildOptions(devices=(HOST,), timeout=self._membership.groups[0].timeout, host=self._host),
             is_cancelled=self._membership.is_cancelled(self._generation.number),
         )

@@ -13,6 +13,7 @@ NEEDED: Final = {
     ),
     "torch.distributed.distributed_c10d": (
         *("_new_process_group_helper", "_register_process_group", "_unregister_process_group", "AllgatherOptions"),
+        *("batch_isend_irecv", "_check_p2p_op_list", "_coalescing_manager", "_get_default_group"),
         *("_world.default_pg", "_world.pg_map", "_world.pg_names", "_world.pg_group_ranks", "_world.pg_backend_config"),
     ),
     "torch._C": ("_dispatch_tls_is_dispatch_key_excluded", "DispatchKey.ADInplaceOrView", "_AutoDispatchBelowADInplaceOrView"),

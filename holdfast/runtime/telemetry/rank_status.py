@@ -49,6 +49,8 @@ def rank_status() -> Message:
     manager = installed()
     waits, seconds = process_waits().current()
     frames = _training_frames()
+    if manager is not None and manager.device is not None:
+        manager.device.adopt_thread()  # its events tell what the device has come to
     return {
         "step": link().step,
         "waits": waits or _wait_from_stack(frames),
@@ -80,15 +82,15 @@ QUERIES: Final[dict[str, Callable[[Message], None]]] = {"roll-call": lambda _que
 
 
 def _group_status(group: ManagedGroup) -> Message:
-    in_flight, ranks = group.in_flight, group.ranks
+    (counts, pending), ranks = group.in_flight.progress(), group.ranks
     # Members that are evenly spaced, as those of a mesh are, need fewer bytes.
     stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     even = stride > 0 and list(ranks) == list(range(ranks[0], ranks[0] + stride * len(ranks), stride))
     return {
         "name": group.group_name,
         "ranks": {"first": ranks[0], "stride": stride, "count": len(ranks)} if even else list(ranks),
-        "counts": {_global_way(group, way): number for way, number in list(in_flight.counts.items())},
-        "pending": [_operation(group, mark) for mark in list(in_flight.pending.values())],
+        "counts": {_global_way(group, way): number for way, number in counts.items()},
+        "pending": [_operation(group, mark) for mark in pending],
     }
 
 

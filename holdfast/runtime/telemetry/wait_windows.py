@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from holdfast.runtime.telemetry import progress
@@ -134,12 +135,12 @@ def process_waits() -> WaitWindows:
 class StepTimer:
     """Measures how each step spends its time: own work, waiting for other ranks, waiting for data.
 
-    On a GPU own work and waiting cannot be distinguished: a wait for a collective returns at once, and the time shows only where the rank
-    waits for its device, before the vote. So it is used on the host only.
+    On a device the host's clock does not tell own work from waiting: a wait for a collective returns at once, and the time shows only where
+    the rank waits for its device, before the vote. There *device* gives the seconds of the step and those of its waits.
     """
 
-    def __init__(self, windows: WaitWindows | None = None) -> None:
-        self._waits = windows or process_waits()
+    def __init__(self, windows: WaitWindows | None = None, device: Callable[[], tuple[float, float] | None] = lambda: None) -> None:
+        self._waits, self._device = windows or process_waits(), device
         self._since: float | None = None
         self._sums: dict[str, float] = {}
         self._sections = progress.sections_begun()
@@ -154,6 +155,10 @@ class StepTimer:
             return None
         took = time.perf_counter() - self._since
         waited = {kind: total - self._sums.get(kind, 0.0) for kind, total in self._waits.sums.items()}
-        data = waited.pop("data", 0.0)
-        talk = sum(waited.values())
+        data, on_device = waited.pop("data", 0.0), waited.pop("device", None)
+        talk, measured = sum(waited.values()), self._device()
+        if measured is not None:
+            took, talk = measured
+        elif on_device:
+            return None
         return {"own": round(max(0.0, took - talk - data), 6), "talk": round(talk, 6), "data": round(data, 6)}

@@ -15,13 +15,12 @@ import torch.distributed as dist
 from torch import nn
 
 import holdfast
-from holdfast.runtime import init
-from holdfast.runtime.groups import torch_interface
+from holdfast.runtime.groups import nccl, torch_interface
 from holdfast.runtime.groups.membership import membership
 
 folder, until = Path(sys.argv[1]), int(sys.argv[2])
 if "old-nccl" in sys.argv:
-    init._nccl = lambda: (2, 27, 9)
+    vars(nccl)["version"] = lambda: (2, 27, 9)
 if "other-torch" in sys.argv:
     vars(torch)["__version__"] = "2.99.0"
     del dist.distributed_c10d._unregister_process_group

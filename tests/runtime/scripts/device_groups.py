@@ -1,0 +1,118 @@
+"""Ranks in pairs and in data-parallel groups, over the stand-in for a device: gradients are reduced in backward, pairs exchange messages.
+
+Options: ``ddp`` (DDP reduces the gradients, over all ranks at once), ``silent`` (no communicator reports an error), ``item`` (the loss is
+read as `Tensor.item` does), ``gate-N-R`` (rank R waits at step N for the gate), ``refuses-N-R`` (the library takes no operation of rank R
+at step N, once), ``stuck-R`` (no abort of rank R ends, from step 13 on).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import batch_isend_irecv  # by name, as many do, before anything of ours is set up
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import holdfast
+from holdfast.runtime.agent_client import link
+from holdfast.runtime.groups import device_library
+from tests.runtime.chaos import gate, reach
+from tests.runtime.device_stand_in import StandIn
+
+folder, until = Path(sys.argv[1]), int(sys.argv[2])
+options = set(sys.argv[3:])
+
+torch.set_num_threads(1)
+device = StandIn(reports_errors="silent" not in options)
+device_library.use(device)
+holdfast.join()
+rank = int(os.environ["RANK"])
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+# As in torch, a group for nccl carries tensors of the device only; the default group has gloo as well.
+copies = [dist.new_group([0, 2], backend="nccl"), dist.new_group([1, 3], backend="nccl")][rank % 2]
+pair = [dist.new_group([0, 1], backend="nccl"), dist.new_group([2, 3], backend="nccl")][rank // 2]
+torch.manual_seed(100 + rank)
+source = torch.Generator().manual_seed(5)
+dataset = TensorDataset(torch.randn(160, 8, generator=source), torch.randn(160, 4, generator=source))
+loader = holdfast.Loader(DataLoader(dataset, 8, sampler=DistributedSampler(dataset, 4, rank, seed=3), drop_last=True))
+
+
+def reduce(parameter: Tensor) -> None:
+    """Sum a gradient over all ranks, in two steps that the device runs one after the other."""
+    assert parameter.grad is not None
+    dist.all_reduce(parameter.grad, group=copies)
+    dist.all_reduce(parameter.grad, group=pair)
+
+
+forward: nn.Module = model
+if "ddp" not in options:
+    for one in model.parameters():
+        one.register_post_accumulate_grad_hook(reduce)
+
+
+def exchange(number: int) -> Tensor:
+    """Send a message to the other rank of the pair, and receive one, as the stages of a pipeline do: both send first."""
+    sent, received = torch.full((9000,), float(number + rank)), torch.empty(9000)
+    batch = [dist.P2POp(dist.isend, sent, rank ^ 1, pair), dist.P2POp(dist.irecv, received, rank ^ 1, pair)]
+    for work in batch_isend_irecv(batch):
+        work.wait()
+    return received
+
+
+with holdfast.session(model=model, optimizer=optimizer, data=loader) as session:
+    if "ddp" in options:
+        # DDP computes on the host with what it receives, where a GPU's queue would do that: so it receives nothing but gradients.
+        forward = nn.parallel.DistributedDataParallel(
+            model, init_sync=False, broadcast_buffers=False, find_unused_parameters=True, gradient_as_bucket_view=True
+        )
+    batches = iter(loader)
+    for step in session.steps(until=until):
+        if f"gate-{step.number}-{rank}" in options:
+            link().report("at the gate")
+            gate(folder)
+        if f"refuses-{step.number}-{rank}" in options:
+            options.discard(f"refuses-{step.number}-{rank}")
+            device.refuses = True
+        if step.number == 13 and f"stuck-{rank}" in options:
+            vars(device_library)["ABORT_SECONDS"] = 0.5
+            device.hangs.clear()
+        inputs, wanted = next(batches)
+        received = exchange(step.number)
+        device.refuses = False
+        reach("forward", step.number)
+        loss = nn.functional.mse_loss(forward(inputs), wanted)
+        loss.backward()
+        reach("backward", step.number)
+        reported = loss.detach().clone()
+        dist.all_reduce(reported)
+        if "item" in options:
+            device.synchronize()
+        optimizer.step()  # this waits for the device: all that lies in its queue has arrived, or the step does not count
+        optimizer.zero_grad()
+        step.end(reported / 4)
+        if session.steps_done == step.number:
+            assert received.unique().tolist() == [float(step.number + (rank ^ 1))]
+    dist.barrier(pair)  # of a group without gloo: the device runs it
+
+dist.destroy_process_group(pair)
+made = device.communicators
+assert any(one.finished.is_set() for one in made)
+link().report(
+    "device",
+    communicators=len(made),
+    aborted=sum(one.ended.is_set() for one in made),
+    batches=sorted({size for one in made for size in one.batches}),
+)
+digest = hashlib.sha256()
+for parameter in model.parameters():
+    digest.update(parameter.detach().numpy().tobytes())
+ending = {"step": session.steps_done, "loss": session.loss, "model": digest.hexdigest(), "prepared": device.prepared}
+(folder / f"result-{rank}.json").write_text(json.dumps(ending))

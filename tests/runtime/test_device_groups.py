@@ -1,0 +1,261 @@
+"""Groups whose operations a device runs, on a stand-in without a GPU (`device_stand_in.py`): order, marks, aborts, culprits, batches.
+
+This validates the runtime's logic, and not NCCL.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from holdfast.control.faults.rank_status import parse_rank_status
+from holdfast.detectors.evidence import RankProgress
+from holdfast.detectors.training.hang_analysis import explain
+from holdfast.protocol import Message
+from holdfast.runtime.groups import nccl
+from holdfast.runtime.groups.backends import BackendGroup, GenerationEnded
+from holdfast.runtime.groups.device_library import ABORT_STATUS, Communicator
+from holdfast.runtime.groups.operations import StepTransaction
+from holdfast.runtime.groups.process_group import ManagedGroup
+from holdfast.runtime.peer_errors import is_device_error, is_late_peer
+from holdfast.runtime.telemetry.device_times import DeviceTimes
+from tests.mentions import mentions
+from tests.runtime.chaos import fault
+from tests.runtime.device_stand_in import StandIn
+from tests.runtime.flow_double import UNTIL, Ended, FlowDouble, Job, Workers, assert_undisturbed, undisturbed
+from tests.runtime.test_rank_status import standings
+from tests.waiting import wait_until
+
+
+@pytest.fixture(scope="module")
+def on_device(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """Return a run of the same ranks that nothing disturbs."""
+    return undisturbed(FlowDouble(workers, tmp_path_factory.mktemp("f"), "device_groups", UNTIL))
+
+
+def _pending(status: Message) -> bool:
+    return any(group["pending"] for group in status["groups"])
+
+
+def test_survivors_in_healthy_groups_are_freed_when_a_rank_dies_in_backward(job: Job, on_device: Ended) -> None:
+    """No communicator reports anything: rank 3 waits for ranks 1 and 2, which wait for rank 0, until the controller's command ends all.
+
+    They wait in the driver, as a script does that reads its loss, so no wait of the runtime's own can end. At step 12 rank 2 loses a
+    message without any rank's dying. The others wait for it, and are freed as well.
+    """
+    flow = job("silent", "item", "refuses-12-2", script="device_groups", chaos=[fault(0, "backward", 4), fault(3, "forward", 9)])
+    first = dict(flow.pids)
+    for lost in (0, 3):
+        flow.until_dead(lost)
+        assert not [one for one in flow.of("broken") if one["generation"] == flow.generation]
+        flow.regroup([lost])
+        assert {(one["source"], one["kept"]) for one in flow.mended()} == {("live", 0)}
+    assert mentions(flow.receive("broken", 2, generation=3)["why"], "ncclRemoteError")
+    flow.until(lambda: all(_pending(one) for one in standings(flow).values() if one["pid"] != flow.pids[2]), "the waits of the others")
+    flow.regroup()
+    assert {(one["source"], one["kept"]) for one in flow.mended()} == {("live", 0)}
+    assert [flow.pids[rank] for rank in (1, 2)] == [first[rank] for rank in (1, 2)]
+    assert_undisturbed(flow, on_device)
+    for rank in (1, 2):  # three groups, made four times, of which the last ones work still
+        report = flow.receive("device", rank)
+        assert (report["communicators"], report["aborted"], report["batches"]) == (12, 9, [2])
+
+
+@pytest.fixture(scope="module")
+def under_ddp(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """Return a run of the same ranks under DDP that nothing disturbs."""
+    return undisturbed(FlowDouble(workers, tmp_path_factory.mktemp("f"), "device_groups", UNTIL, "ddp"))
+
+
+def test_a_rank_notices_a_failed_communicator_by_itself_and_a_rank_that_hangs_is_named(job: Job, under_ddp: Ended) -> None:
+    """Rank 1 dies, and those that wait for it on the device report it; later rank 2 starts no step, and the others' marks show it.
+
+    At last rank 0 dies, and the communicators of rank 3 cannot be aborted: it exits, and both are replaced.
+    """
+    flow = job("ddp", "gate-12-2", "stuck-3", script="device_groups", chaos=[fault(1, "backward", 5), fault(0, "backward", 14)])
+    flow.until_dead(1)
+    flow.until(lambda: flow.of("broken"), "a report of a broken group")
+    flow.regroup([1])
+    flow.mended()
+    flow.receive("at the gate", 2)
+    flow.until(lambda: all(standings(flow)[rank]["waits"] == "device" for rank in (0, 1, 3)), "the waits of the others for their devices")
+    statuses = standings(flow)
+    assert [_pending(statuses[rank]) for rank in range(4)] == [True, True, False, True]
+    finding = explain({rank: RankProgress(node="n", step=12, age=1.0, status=parse_rank_status(one)) for rank, one in statuses.items()})
+    assert finding is not None
+    assert finding.rank == 2
+    flow.pass_gate()
+    flow.until_dead(0)
+    flow.regroup([0])
+    report = flow.receive("exception", 3)
+    assert (report["type"].rpartition(".")[2], report["peer_lost"]) == ("AbortTimedOut", True)
+    assert flow.until(lambda: flow.workers.ended().get(flow.pids[3]), "the end of rank 3") == ABORT_STATUS
+    flow.regroup([0, 3])
+    flow.mended()
+    assert_undisturbed(flow, under_ddp)
+    timings = [one["timing"] for one in flow.of("beat") if one.get("timing")]
+    assert len(timings) > UNTIL
+    assert all(one["own"] > 0 and one["talk"] > 0 for one in timings)
+
+
+def test_a_rank_migrates_while_devices_work(job: Job, on_device: Ended) -> None:
+    """The new communicators connect beside the present ones, and the state moves over gloo, which the small groups do not have."""
+    flow = job("gate-6-0", script="device_groups")
+    flow.hot_spare(0)
+    flow.receive("parked", "s0")
+    flow.receive("at the gate", 0)
+    flow.prepare(2, "s0")
+    flow.prepared()
+    flow.may_switch()
+    flow.pass_gate()
+    flow.switched()
+    assert_undisturbed(flow, on_device)
+
+
+# -- two ranks in this process ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair() -> Iterator[list[tuple[StandIn, ManagedGroup]]]:
+    """Give the two members of a group, each with a device of its own."""
+    store, timeout, made = dist.HashStore(), timedelta(minutes=5), dict[int, tuple[StandIn, ManagedGroup]]()
+
+    def make(rank: int) -> None:
+        device, group = StandIn(), ManagedGroup("pair", [0, 1], rank, StepTransaction(), timeout)
+        members = Communicator(name="pair", rank=rank, ranks=(0, 1), timeout=timeout, arrival=timeout, host="127.0.0.1")
+        backend = device.connect(store, members, lambda: False)
+        group.replace_backend(BackendGroup({device.name: backend}, device), {})
+        made[rank] = device, group
+
+    threads = [threading.Thread(target=make, args=(rank,)) for rank in (0, 1)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    yield [made[0], made[1]]
+    for _, group in made.values():
+        group.abandon("the test is over")
+        group.shutdown()
+
+
+def test_a_wait_returns_at_once_and_an_operation_stays_marked_until_the_device_has_run_it(pair: list[tuple[StandIn, ManagedGroup]]) -> None:
+    """The other rank's device is busy. Two sums on one tensor come in order once it is not, and the time until then counts as waiting."""
+    (device, group), (busy, other) = pair
+    there, here, times = torch.ones(3), torch.ones(3), DeviceTimes()
+    released = busy.stall()
+    for _ in range(2):
+        other.allreduce([there]).wait()
+    times.begin(device)
+    works = [group.allreduce([here]) for _ in range(2)]
+    with times.waiting():
+        for one in works:
+            one.wait()
+    times.end()
+    assert (here.tolist(), [one.is_completed() for one in works]) == ([1.0] * 3, [False, False])
+    assert not group.in_flight.settle()
+    assert [mark.number for mark in group.in_flight.pending.values()] == [1, 2]
+    assert (other.in_flight.counts, other.in_flight.progress()) == ({"": 2}, ({"": 0}, []))  # its device has come to none of them
+    assert times.seconds() is None
+    wait_until(times._waits[0][0].query, seconds=60)
+    begun = time.perf_counter()
+    busy_for = time.perf_counter() - begun
+    released.set()
+    device.synchronize()
+    assert here.tolist() == [4.0] * 3
+    assert group.in_flight.settle()
+    assert group.in_flight.pending == {}
+    took, waited = times.seconds() or (0.0, 0.0)
+    assert busy_for <= waited <= took
+
+
+def test_messages_that_start_as_one_do_not_wait_for_each_other(pair: list[tuple[StandIn, ManagedGroup]]) -> None:
+    """Both ranks send first. One after the other that can never end; as one, as `batch_isend_irecv` starts them, it does."""
+    received = [torch.zeros(5), torch.zeros(5)]
+    cpu = torch.device("cpu")
+    for rank, (_, group) in enumerate(pair):
+        group._start_coalescing(cpu)
+        group.send([torch.full((5,), rank + 1.0)], 1 - rank)
+        group.recv([received[rank]], 1 - rank)
+        group._end_coalescing(cpu).wait()
+    for device, group in pair:
+        device.synchronize()
+        assert group.in_flight.settle()
+    assert [one.tolist() for one in received] == [[2.0] * 5, [1.0] * 5]
+    works = [[group.send([torch.ones(5)], 1 - rank), group.recv([torch.zeros(5)], 1 - rank)] for rank, (_, group) in enumerate(pair)]
+    for _, group in pair:
+        assert not any(work.is_completed() for work in works[group.me])
+        assert not group.in_flight.settle()
+        assert [mark.channel for mark in group.in_flight.pending.values()] == [f"send>{1 - group.me}", f"recv<{1 - group.me}"]
+
+
+def test_a_failed_device_is_no_lost_peer(pair: list[tuple[StandIn, ManagedGroup]]) -> None:
+    """Its error is raised, also while the rank waits for a peer that does not come, and no step is given up for it."""
+    (device, group), _ = pair
+    group.allreduce([torch.ones(1)]).wait()
+    end = device.record()
+    device.broken = "CUDA error: uncorrectable ECC error encountered"
+    with pytest.raises(torch.AcceleratorError) as raised:
+        group.wait_for_device(end.query)
+    assert is_device_error(raised.value)
+    assert not group.transaction.lost
+    device.broken = ""
+
+
+def test_an_error_of_a_communicator_ends_the_wait_for_the_device(pair: list[tuple[StandIn, ManagedGroup]]) -> None:
+    """The rank's own look at its communicators is enough: no command comes, and the library ends nothing by itself."""
+    (device, group), _ = pair
+    group.allreduce([torch.ones(1)]).wait()
+    waiting = group.allreduce([torch.ones(1)])
+    device.communicators[0].error = "ncclRemoteError"
+    group.wait_for_device(device.record().query)
+    assert (group.transaction.lost, group.transaction.why) == (True, "ncclRemoteError")
+    wait_until(device.communicators[0].ended.is_set, seconds=60)
+    alone = torch.full((2,), 3.0)
+    waiting.wait()
+    group.allreduce([alone]).wait()
+    assert alone.tolist() == [3.0] * 2
+
+
+# -- what needs no device -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({}, ""),
+        ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}, ""),  # torchrun's, and ours
+        ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "false"}, ""),
+        ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}, "TORCH_NCCL_ASYNC_ERROR_HANDLING=3"),
+        ({"TORCH_NCCL_BLOCKING_WAIT": "1"}, "TORCH_NCCL_BLOCKING_WAIT=1"),
+        ({"TORCH_NCCL_ENABLE_MONITORING": "1"}, "unset it, or set it to 0"),
+        ({"TORCH_DISTRIBUTED_DEBUG": "Detail"}, "TORCH_DISTRIBUTED_DEBUG=DETAIL"),
+    ],
+)
+def test_settings_of_the_user_that_contradict_managed_groups_are_named(given: dict[str, str], why: str) -> None:
+    """Others are set, for the first communicator to read."""
+    if why:
+        assert mentions(nccl.why_not_with(given), why)
+        with pytest.raises(RuntimeError, match="managed groups cannot work with"):
+            nccl.set_up(given)
+        return
+    assert nccl.why_not_with(given) == ""
+    nccl.set_up(given)
+    assert {name: given[name] for name in nccl.SETTINGS} == dict.fromkeys(nccl.SETTINGS, "0")
+
+
+def test_a_member_that_does_not_come_to_connect_is_late_and_not_lost() -> None:
+    """The others wait for it where they can be called off: in the store, and not in NCCL."""
+    store, seconds = dist.HashStore(), timedelta(0)
+    group = Communicator(name="pair", rank=0, ranks=(0, 1), timeout=seconds, arrival=seconds, host="127.0.0.1")
+    with pytest.raises(GenerationEnded):
+        nccl._meet(store, group, lambda: True)
+    with pytest.raises(dist.DistStoreError) as late:
+        nccl._meet(dist.PrefixStore("again", store), group, lambda: False)
+    assert mentions(str(late.value), "1 of the 2 members of group 'pair'")
+    assert is_late_peer(late.value)
