@@ -31,6 +31,8 @@ from holdfast.history import cordons, models, queries
 NODES: Final = 4
 PLAN: Final[dict[str, Any]] = {"nnodes": 3, "nproc_per_node": 1, "spare_nodes": 1, "hot_spares": 1}
 TRAINING: Final = ["--pace", "0", "--momentum", "0.9", "--dropout", "0.1"]
+TIMEOUTS: Final[dict[str, Any]] = {"hang": "2s", "recovery": {"retry_step": "8s", "replace_ranks": "8s", "restart_workers": "20s"}}
+"""Recoveries take a second; the defaults are for jobs of which that cannot be known."""
 REST: Final = "0.03"
 SAVE_EVERY: Final = 20
 AT_ONCE: Final = 0.2
@@ -84,7 +86,7 @@ class ChaosRun:
     def start(self, place: Path, *more: str, rest: str = REST, **fields: Any) -> ControlledJob:  # noqa: ANN401 (fields of a job)
         """Start a job whose end can be compared."""
         args = [*TRAINING, "--rest", rest, "--result", str(place / "result.json"), *more]
-        return ControlledJob(place, self._environment, args=args, **{"timeouts": {"hang": "2s"}, **fields})
+        return ControlledJob(place, self._environment, args=args, **{"timeouts": TIMEOUTS, **fields})
 
     def mount(self, place: Path) -> bool:
         """Give the checkpoints a small file system of their own; return whether that can be."""
