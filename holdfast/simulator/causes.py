@@ -79,6 +79,7 @@ NODES_ONLY: Final[Mapping[Cause, int]] = {Cause(name="lost node", kind="node-los
 PROCESSES_ONLY: Final[Mapping[Cause, int]] = {Cause(name="crashed process", kind="worker-exit-code", of_process=True): 1}
 RACK: Final = Cause(name="rack", kind="power-lost", symptom=Symptom.NODE_LOST)
 LEMON: Final = Cause(name="lemon node", kind="gpu-off-bus")
+PEER: Final = Cause(name="peer of a lost rank", kind="worker-peer-lost", of_process=True)
 OVERRUN: Final = Cause(name="recovery without a step", kind="recovery-overrun", symptom=Symptom.HANG, of_process=True)
 CORRUPTION: Final = Cause(name="silent data corruption", kind="silent-corruption", symptom=Symptom.SILENT)
 BUG: Final = Cause(name="bug of the script", kind="worker-exception", of_process=True)

@@ -62,42 +62,47 @@ CAUSES: Final[Mapping[str, Cause]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What one run cost, and what the simulator predicts of it."""
+    """What one run cost, and what the simulator predicts of it in each of its simulations."""
 
     seed: int
     downtime: float
     """Seconds."""
-    predicted_downtime: float
+    predicted_downtimes: tuple[float, ...]
     steps: int
     """Steps that were computed again."""
-    predicted_steps: float
+    predicted_steps: tuple[int, ...]
 
     @property
-    def error(self) -> float:
-        """Return the relative error of the downtime."""
-        return abs(self.predicted_downtime - self.downtime) / self.downtime
+    def downtime_error(self) -> float:
+        """Return the relative error of the mean of the predicted downtimes."""
+        return abs(fmean(self.predicted_downtimes) - self.downtime) / self.downtime
+
+    @property
+    def steps_error(self) -> float:
+        """Return the relative error of the mean of the predicted steps; of a run without any, their number."""
+        return abs(fmean(self.predicted_steps) - self.steps) / max(1, self.steps)
 
 
 def recorded() -> Mapping[str, Any]:
-    """Return the record in the package: `policy`, `checkpoint_steps`, and `calibration` and other `runs`, as the benchmark has them."""
+    """Return the record in the package: `policy`, `timeouts`, `checkpoint_steps`, and `runs` as the benchmark has them."""
     found: Mapping[str, Any] = json.loads(gzip.decompress((resources.files("holdfast.simulator") / DATA).read_bytes()))
     return found
 
 
 def predictions(record: Mapping[str, Any], draws: int = DRAWS) -> Iterator[Prediction]:
-    """Yield the prediction of each run in *record*, by phase times from its calibration runs alone."""
-    known, policy = record["calibration"], policy_of(PolicyFile.model_validate(record["policy"]), name="chaos")
-    times, away, lag = calibrated(known), _absences(known), _snapshot_lag(known)
-    system = replace(_measured(times), lost_attempts=_lost_attempts(known))
+    """Yield the prediction of each run in *record* by phase times from all others."""
+    policy = policy_of(PolicyFile.model_validate(record["policy"]), name="chaos")
     for run in record["runs"]:
-        scenario, events = _scenario(run, record["checkpoint_steps"], lag), list(_events(run, away))
+        known = [one for one in record["runs"] if one is not run]
+        system = replace(_measured(calibrated(known)), lost_attempts=_lost_attempts(known))
+        scenario, events = _scenario(run, record, _snapshot_lag(known)), list(_events(run, _absences(known)))
         made = [simulate(scenario, system, number, events=events, policy=policy).jobs["training"] for number in range(draws)]
         yield Prediction(
             seed=run["seed"],
             downtime=run["downtime_s"],
-            predicted_downtime=fmean(one.downtime_total for one in made),
+            predicted_downtimes=tuple(one.downtime_total for one in made),
             steps=run["steps_recomputed"],
-            predicted_steps=fmean(one.steps_lost for one in made),
+            predicted_steps=tuple(one.steps_lost for one in made),
         )
 
 
@@ -109,7 +114,7 @@ def _measured(times: HistoryTimes) -> RecoverySystem:
         action: plan if action in times.recoveries else replace(plan, phases=(switch if action in IN_PROCESS else restart).phases)
         for action, plan in system.plans.items()
     }
-    pause = PhaseTime(low=switch.seconds(0.0), source="calibration runs: a planned change takes as long as a replacement")
+    pause = PhaseTime(low=switch.seconds(0.0), source="other chaos runs: a planned change takes as long as a replacement")
     return replace(system, name="measured", plans=plans, cold={}, migrate=pause, grow=pause)
 
 
@@ -131,7 +136,7 @@ def _lost_attempts(runs: Sequence[Mapping[str, Any]]) -> dict[str, PhaseTime]:
             before = [fault for fault in run["fault_list"] if fault["hits"] and fault["hits"][0]["at"] <= one["at"] + 0.05]
             if before and before[-1]["kind"] in SEVERAL and one["actions"]:
                 found[before[-1]["kind"]].append(one["phases"].get(FAILED, 0.0))
-    return {kind: PhaseTime(measured=tuple(some), source=f"{len(some)} calibration runs") for kind, some in found.items()}
+    return {kind: PhaseTime(measured=tuple(some), source=f"{len(some)} other chaos runs") for kind, some in found.items()}
 
 
 def _spans(run: Mapping[str, Any]) -> Iterator[tuple[float, float]]:
@@ -165,10 +170,10 @@ def _snapshot_lag(runs: Sequence[Mapping[str, Any]]) -> float:
     return fmean(one["steps_recomputed"] or 0 for one in restarts) if restarts else 0.0
 
 
-def _scenario(run: Mapping[str, Any], checkpoint_steps: int, lag: float) -> Scenario:
+def _scenario(run: Mapping[str, Any], record: Mapping[str, Any], lag: float) -> Scenario:
     """Return the job of the chaos runs: three ranks on four nodes, one of them spare with a hot spare."""
     checkpoint = {
-        "interval": f"{checkpoint_steps * run['step_s']:.4f}s", "stall": "0s", "overlapped": "0s",
+        "interval": f"{record['checkpoint_steps'] * run['step_s']:.4f}s", "stall": "0s", "overlapped": "0s",
         "snapshot_interval": max(1, round(2 * lag + 1)), "snapshot_overhead": "0%",
     }  # fmt: skip
     return Scenario.model_validate(
@@ -176,7 +181,7 @@ def _scenario(run: Mapping[str, Any], checkpoint_steps: int, lag: float) -> Scen
             "name": f"chaos-{run['seed']}",
             "duration": f"{run['wall_s'] + 120:.1f}s",
             "cluster": {"nodes": 4, "gpus_per_node": 1, "nodes_per_rack": 1, "hot_spares": 1, "warm_up": "2s"},
-            "jobs": [{"nnodes": 3, "step": f"{run['step_s']:.4f}s", "checkpoint": checkpoint}],
+            "jobs": [{"nnodes": 3, "step": f"{run['step_s']:.4f}s", "checkpoint": checkpoint, "timeouts": record["timeouts"]}],
             "faults": {"constant_rate": {"per_1000_node_days": 0}},
         }
     )

@@ -27,7 +27,7 @@ from holdfast.policies.recovery.policy import Policy
 from holdfast.policies.slowness import PastMigration, StragglerAction, StragglerCase, StragglerOutcome
 from holdfast.simulator import accounts
 from holdfast.simulator.accounts import JobAccount
-from holdfast.simulator.causes import BUG, OVERRUN, Symptom
+from holdfast.simulator.causes import BUG, OVERRUN, PEER, Symptom
 from holdfast.simulator.incidents import Attempt, Hit, IncidentInWork
 from holdfast.simulator.nodes import NodePool
 from holdfast.simulator.phase_times import PhaseTime
@@ -323,8 +323,8 @@ class SimulatedJob:
                 return False
             if self._controller_back > self._env.now:
                 yield from self._await_controller("failed attempt")
-                cause = incident.hits[0].cause
-                incident.hits = [Hit(node=node, cause=cause, at=self._env.now, breaks=False) for node in self._at.nodes]
+                hit = {one.node for one in incident.hits}
+                incident.hits += [Hit(node=one, cause=PEER, at=self._env.now, breaks=False) for one in self._at.nodes if one not in hit]
                 return False
             spent.append((phase, seconds))
         stuck = [one for one in self._inbox if isinstance(one, Hit) and one.cause.symptom is Symptom.NO_FIRST_STEP]
