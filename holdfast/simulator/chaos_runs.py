@@ -74,8 +74,8 @@ class Prediction:
 
     @property
     def downtime_error(self) -> float:
-        """Return the relative error of the mean of the predicted downtimes."""
-        return abs(fmean(self.predicted_downtimes) - self.downtime) / self.downtime
+        """Return the relative error of the mean of the predicted downtimes; of less than a second, the error in seconds."""
+        return abs(fmean(self.predicted_downtimes) - self.downtime) / max(1.0, self.downtime)
 
     @property
     def steps_error(self) -> float:
@@ -154,8 +154,11 @@ def _controller_hits(run: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _absences(runs: Sequence[Mapping[str, Any]]) -> float:
     """Return the seconds that a new controller needs until it has taken over, beside those until somebody started it."""
-    spans = [min(back) - hit["at"] - hit["seconds"] for run in runs for hit in _controller_hits(run) if (back := _after(run, hit["at"]))]
-    return median(spans)
+    spans = list[float]()
+    for run in runs:
+        for hit in _controller_hits(run):
+            spans += [min(back) - hit["at"] - hit["seconds"]] if (back := _after(run, hit["at"])) else []
+    return median(spans) if spans else 0.0
 
 
 def _after(run: Mapping[str, Any], at: float) -> list[float]:

@@ -250,7 +250,7 @@ def _maintenance(scenario: Scenario, numbers: Numbers) -> Iterator[NodesLeaving]
         first, at = first + planned.nodes, at + planned.interval.total_seconds()
 
 
-def fault_rate(events: Sequence[SimulatedEvent], scenario: Scenario) -> float:
+def fault_rate(events: Sequence[SimulatedEvent | PacedEvent], scenario: Scenario) -> float:
     """Return the faults per node-hour among *events*."""
     faults = sum(isinstance(one, NodeFault) for one in events)
     return faults / (scenario.cluster.nodes * scenario.duration.total_seconds() / 3600)

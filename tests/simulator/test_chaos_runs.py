@@ -71,8 +71,8 @@ def test_times_of_a_history_are_by_kind_and_by_single_decisions_where_there_are_
         MeasuredRecovery(kind="job-hang", action="restart-workers", decisions=2, phases={"detect": 4.0, "load": 2.0, "failed attempt": 7.0})
     ] * 3
     system = times_of([*single, odd, *twice]).applied_to(SYSTEM)
-    load = {action: dict(system.plans[action].phases)["load"].measured for action in ("replace-ranks", "restart-workers")}
-    assert load == {"replace-ranks": (1.0, 1.0, 1.0), "restart-workers": (2.0, 2.0, 2.0)}
+    for action, measured in ((RecoveryAction.REPLACE_RANKS, 1.0), (RecoveryAction.RESTART_WORKERS, 2.0)):
+        assert dict(system.plans[action].phases)["load"].measured == (measured,) * 3
     hang = Cause(name="", kind="job-hang", symptom=Symptom.HANG)
     crash = Cause(name="", kind="worker-sigkill")
     assert system.detection(hang).mean(1.0) == pytest.approx(4.0)
@@ -112,6 +112,7 @@ def test_the_validation_says_how_far_off_the_predictions_are() -> None:
     whole, each = targets["chaos-downtime"], targets["chaos-downtime-each"]
     assert whole.goal == pytest.approx(sum(run["downtime_s"] for run in record["runs"][:3]))
     assert whole.values is not None
+    assert whole.goal is not None
     assert whole.met == (abs(whole.values.median - whole.goal) <= CHAOS_TOLERANCE * whole.goal)
     assert each.values is not None
     assert each.met == (each.values.median <= CHAOS_TOLERANCE)
