@@ -21,8 +21,8 @@ from holdfast.simulator.systems import RecoveryPlan, RecoverySystem
 
 ENOUGH: Final = 3
 """Recoveries by an action from which on their times replace published ones."""
-OURS: Final = frozenset({"isolate", "reschedule", "communication", "load", "warm-up"})
-"""Phases of a plan: waiting, failed attempts and the rollback are simulated."""
+OURS: Final = ("isolate", "reschedule", "communication", "load", "warm-up")
+"""Phases of a plan in order: waiting, failed attempts and the rollback are simulated."""
 FAILED: Final = "failed attempt"
 SHOWN_BY: Final = {Symptom.CRASH: "worker-end", Symptom.NODE_LOST: "node-gone", Symptom.HANG: "stall"}
 """Groups of fault kinds (`detectors/associations.toml`) that show in the same way."""
@@ -124,7 +124,7 @@ def times_of(measured: Iterable[MeasuredRecovery]) -> HistoryTimes:
         some = [one for one in every if one.action == action]
         once = [one for one in some if one.decisions == 1]
         chosen = once if len(once) >= ENOUGH else some
-        names = sorted({name for one in chosen for name in one.phases.keys() & OURS})
+        names = [name for name in OURS if any(name in one.phases for one in chosen)]
         by_action[action] = {name: [one.phases.get(name, 0.0) for one in chosen] for name in names}
         recoveries[action] = len(chosen)
     detect = defaultdict[str, list[float]](list)

@@ -41,6 +41,8 @@ MAX_FAULTS: Final = 500
 MAX_FAILURES: Final = 50
 MOMENT: Final = 1e-3
 """Seconds before a deadline that count as the deadline: sums of times are rounded."""
+COMMANDED: Final = frozenset({"isolate", "reschedule", "resume"})
+"""Phases that need a controller; from then on ranks and agents know what to do. `resume`: a recovery that is published as one pause."""
 SLOW: Final = "rank-straggles"
 CAPACITY: Final = "capacity"
 Steps = Generator[simpy.Event, Any, Any]
@@ -321,7 +323,7 @@ class SimulatedJob:
             if (yield from self._spend(phase, seconds)):
                 yield from self._break_off(incident, self._system.failed_attempt, allowed)
                 return False
-            if self._controller_back > self._env.now:
+            if self._controller_back > self._env.now and phase in COMMANDED:
                 yield from self._await_controller("failed attempt")
                 hit = {one.node for one in incident.hits}
                 incident.hits += [Hit(node=one, cause=PEER, at=self._env.now, breaks=False) for one in self._at.nodes if one not in hit]

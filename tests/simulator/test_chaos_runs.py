@@ -40,6 +40,12 @@ def test_nothing_is_answered_while_there_is_no_controller_and_nobody_finishes_a_
     assert cut.actions == {"replace-ranks": 1, "restart-workers": 1}
     assert cut.downtime_total > 60.0
     assert run(ControllerAway(100.0, 60.0)).jobs["training"].incidents == 0
+    load = seconds(10.0, "test")
+    plan = replace(SYSTEM.plans[RecoveryAction.REPLACE_RANKS], phases=(("reschedule", load), ("load", load)))
+    split = replace(SYSTEM, plans={**SYSTEM.plans, RecoveryAction.REPLACE_RANKS: plan})
+    late = simulate(scenario(), split, 0, events=[fault(100.0, cause=PROCESS), ControllerAway(115.0, 60.0)]).jobs["training"]
+    assert late.actions == {"replace-ranks": 1}, "the commands were given"
+    assert late.downtime_total == pytest.approx(20.0, abs=0.2)
 
 
 def test_a_new_process_that_hangs_is_noticed_by_the_timeout_of_its_recovery_alone() -> None:
