@@ -12,8 +12,9 @@ import random
 import statistics
 import subprocess
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -30,6 +31,8 @@ from holdfast.history import cordons, models, queries
 NODES: Final = 4
 PLAN: Final[dict[str, Any]] = {"nnodes": 3, "nproc_per_node": 1, "spare_nodes": 1, "hot_spares": 1}
 TRAINING: Final = ["--pace", "0", "--momentum", "0.9", "--dropout", "0.1"]
+TIMEOUTS: Final[dict[str, Any]] = {"hang": "2s", "recovery": {"retry_step": "8s", "replace_ranks": "8s", "restart_workers": "20s"}}
+"""Recoveries take a second; the defaults are for jobs of which that cannot be known."""
 REST: Final = "0.03"
 SAVE_EVERY: Final = 20
 AT_ONCE: Final = 0.2
@@ -39,6 +42,8 @@ QUIET: Final = 4
 LAST: Final = 40
 """Steps from the last fault to the end of the training: more than any rank may be ahead of the others."""
 LEAST_KINDS: Final = 12
+REATTACHED: Final = "a new flow reattached"
+"""How the event of a controller begins that has taken over from a killed one."""
 POLICY: Final = (
     "max_restarts_in_place: 100000\nmax_recoveries: 100000\n"  # hundreds of faults an hour are not what budgets are made for
     "recurring: {times: 0}\nflapping: {times: 0}\n"  # nor is a node that loses power every other minute to be kept
@@ -71,7 +76,7 @@ class ChaosRun:
             self.wreak(havoc)
             last = self.end(job)
             left = job.left()
-            found = {**self.summary(havoc), "steps": last, "processes_left": left, **self.compare(job, last)}
+            found = {**self.summary(havoc), **self.record(havoc), "steps": last, "processes_left": left, **self.compare(job, last)}
         finally:
             job.close()
             if own_disk:
@@ -81,7 +86,7 @@ class ChaosRun:
     def start(self, place: Path, *more: str, rest: str = REST, **fields: Any) -> ControlledJob:  # noqa: ANN401 (fields of a job)
         """Start a job whose end can be compared."""
         args = [*TRAINING, "--rest", rest, "--result", str(place / "result.json"), *more]
-        return ControlledJob(place, self._environment, args=args, **{"timeouts": {"hang": "2s"}, **fields})
+        return ControlledJob(place, self._environment, args=args, **{"timeouts": TIMEOUTS, **fields})
 
     def mount(self, place: Path) -> bool:
         """Give the checkpoints a small file system of their own; return whether that can be."""
@@ -158,6 +163,39 @@ class ChaosRun:
             "downtime": spread([row.downtime_s for row in rows if row.downtime_s is not None]),
             "nodes_isolated": {node: reason for node, reason in isolated.items() if reason},
         }
+
+    def record(self, havoc: Havoc) -> dict[str, Any]:
+        """Return what the simulator needs to predict the run, and what it is compared with; times are seconds since the first step."""
+        job, curve = havoc.job, queries.curve(havoc.job.history, havoc.job.row.id)
+        begin, end, costs = curve[0].at - curve[0].seconds, curve[-1].at, accounts.losses(job.history, job.row)
+        decisions, phases = defaultdict[str, list[str]](list), defaultdict[str, dict[str, float]](dict)
+        for one in queries.decisions(job.history, job.row.id):
+            decisions[one.incident_id].append(one.action)
+        for phase in queries.phases(job.history, job_id=job.row.id):
+            phases[phase.incident_id][phase.name] = round(phases[phase.incident_id].get(phase.name, 0.0) + phase.seconds, 4)
+
+        def since(at: float | None) -> float | None:
+            return None if at is None else round(at - begin, 3)
+
+        return {
+            "wall_s": round(end - begin, 3),
+            "step_s": median([row.seconds for row in curve]),
+            "downtime_s": round(costs.downtime_s, 3),
+            "steps_recomputed": costs.steps_lost or 0,
+            "fault_list": [
+                {**asdict(one), "at": since(one.at), "hits": [{**asdict(hit), "at": since(hit.at)} for hit in one.hits]}
+                for one in havoc.done
+            ],
+            "reattached": [since(one.at) for one in queries.job_events(job.history, job.row.id) if one.text.startswith(REATTACHED)],
+            "incident_list": [
+                {
+                    "at": since(row.fault_at), "kind": row.kind, "target": row.target, "actions": decisions[row.id], "outcome": row.outcome,
+                    "downtime_s": None if row.downtime_s is None else round(row.downtime_s, 3), "steps_recomputed": row.steps_lost,
+                    "phases": phases[row.id],
+                }
+                for row in job.incidents()
+            ],
+        }  # fmt: skip
 
     def compare(self, job: ControlledJob, last: int) -> dict[str, Any]:
         """Train the same undisturbed, and compare every loss and the parameters."""

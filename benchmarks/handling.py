@@ -1,6 +1,6 @@
 """Recovery time of each action, and whether a job with hundreds of faults keeps its guarantees.
 
-    python -m benchmarks.handling --json FILE [--rounds N] [--only KEY ...] [--faults 200] [--seed S] [--kinds KIND ...]
+    python -m benchmarks.handling --json FILE [--rounds N] [--only KEY ...] [--faults 200] [--runs N] [--seed S] [--kinds KIND ...]
 
 Real jobs under a real flow, Prefect server and agents, on a local cluster: nodes are groups of processes of this machine.
 
@@ -13,6 +13,7 @@ Real jobs under a real flow, Prefect server and agents, on a local cluster: node
 - ``chaos``: a job of three ranks on four nodes with managed groups, a hot spare, replicated snapshots and checkpoints suffers random faults
   (havoc.py has the kinds). Promised, or the exit status is 1: every step has the loss, and the end the parameters, of an undisturbed run,
   bit for bit; no node is isolated, as none has a fault of its own; no process and no memory is left; every incident ends well.
+  Each run's line has its faults and what each incident cost, from which the simulator predicts it (predicted.py).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +45,7 @@ GROW: Final = {"median": 2.0}
 """In steps."""
 RESTS: Final = (0.0, 0.05, 0.2)
 """Seconds for which each step rests, in the jobs that grow: a pause is measured in steps, and those of real jobs are not so short."""
+EVERY: Final = "every promise"
 TURNS: Final = 4
 """How often a job comes in a round to each action that leaves it as it was."""
 
@@ -96,18 +99,33 @@ def widths(folder: Path, environment: dict[str, str], rounds: int, keys: set[str
     return lines
 
 
-def chaos(folder: Path, environment: dict[str, str], given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Break a job again and again, and evaluate what is left: how long training paused, and a line for each guarantee."""
-    run = ChaosRun(folder / "chaos", environment, given.faults, given.seed, given.kinds)
-    try:
-        found = run.play()
-    except (Broken, FlowEnded, TimeoutError) as error:
-        figures = {**spread([]), "goal": "every promise", "met": False, "faults": run.done, "seed": given.seed, "why": str(error)}
-        return [{"key": "chaos", **figures}]
-    broken = promises(found)
-    downtimes = found.pop("downtime")
-    whole = {"key": "chaos", **downtimes, "unit": "s of downtime", "goal": "every promise", "met": not any(broken.values()), **found}
-    return [whole, *(a_line(f"chaos: {name}", [often], {"median": 0}) for name, often in broken.items())]
+def chaos(folder: Path, environment: dict[str, str], given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Break jobs again and again, and evaluate what is left: how long training paused in each, and a line for each guarantee."""
+    broken, kinds, faults = Counter[str](), set[str](), 0
+    for seed in range(given.seed, given.seed + given.runs):
+        run = ChaosRun(folder / f"chaos-{seed}", environment, given.faults, seed, given.kinds)
+        try:
+            found = run.play()
+        except (Broken, FlowEnded, TimeoutError) as error:
+            broken["runs that did not end"] += 1
+            yield {"key": "chaos", **spread([]), "goal": EVERY, "met": False, "faults": run.done, "seed": seed, "why": str(error)}
+            continue
+        mine = Counter(promises(found))
+        broken.update(mine)
+        kinds.update(found["kinds"])
+        faults += found["faults"]
+        downtimes = found.pop("downtime")
+        yield {"key": "chaos", **downtimes, "unit": "s of downtime", "goal": EVERY, "met": not mine.total(), **found}
+    for name, often in broken.items():
+        yield a_line(f"chaos: {name}", [often], {"median": 0}, runs=given.runs, faults=faults, kinds=len(kinds))
+
+
+def write(place: Path | None, lines: Sequence[dict[str, Any]]) -> None:
+    """Write *lines*, if somewhere: after each chaos run, so that the ones before it are not lost with one that is interrupted."""
+    if place is not None:
+        setting = {"cores": os.cpu_count(), "load": os.getloadavg()[0], "simulated": "nodes are groups of processes on one machine"}
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text("".join(json.dumps({**line, **setting}) + "\n" for line in lines))
 
 
 def main() -> int:
@@ -115,7 +133,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here, one object a line")
     parser.add_argument("--rounds", type=int, default=3, help="jobs that come to every action")
-    parser.add_argument("--faults", type=int, default=200, help="faults of the chaos run")
+    parser.add_argument("--faults", type=int, default=200, help="faults of each chaos run")
+    parser.add_argument("--runs", type=int, default=1, help="chaos runs, with the seeds from --seed on")
     parser.add_argument("--seed", type=int, default=1, help="of the chaos run: the same seed draws the same faults in the same order")
     parser.add_argument("--kinds", nargs="+", default=[], choices=KINDS, metavar="KIND", help=f"of the chaos run; of {', '.join(KINDS)}")
     parser.add_argument("--only", nargs="+", choices=KEYS, default=KEYS, metavar="KEY", help=f"of {', '.join(KEYS)}")
@@ -133,14 +152,11 @@ def main() -> int:
             for line in lines:
                 print(json.dumps(line), flush=True)
             if "chaos" in keys:
-                found = chaos(folder, environment, given)
-                lines += found
-                for line in found:
+                for line in chaos(folder, environment, given):
+                    lines.append(line)
                     print(json.dumps(line), flush=True)
-    setting = {"cores": os.cpu_count(), "load": os.getloadavg()[0], "simulated": "nodes are groups of processes on one machine"}
-    if given.json:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text("".join(json.dumps({**line, **setting}) + "\n" for line in lines))
+                    write(given.json, lines)
+    write(given.json, lines)
     return 1 if any(line["key"].startswith("chaos") and not line["met"] for line in lines) else 0
 
 

@@ -33,12 +33,30 @@ class NotPossible(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """What a fault did to one rank, one node, or the controller."""
+
+    at: float
+    """Wall clock."""
+    node: str = ""
+    """Empty: the controller, which runs on no node."""
+    rank: int | None = None
+    """The rank whose process was hit; None: something else on the node, or all of it."""
+    ranks: tuple[int, ...] = ()
+    """The rank, or those that the node had."""
+    seconds: float = 0.0
+    """How long it lasted; 0: what was hit has ended, or never goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     """An injected fault."""
 
     kind: str
     at: float
     what: str
+    hits: tuple[Hit, ...] = ()
+    """What it did, in order; nothing of what happens to files."""
 
 
 @dataclass
@@ -54,16 +72,18 @@ class Havoc:
     """Number of times without a target, by kind."""
     awaited: int = 0
     """Faults that were kept back until all ranks trained."""
+    _hits: list[Hit] = field(default_factory=list)
 
     def wreak(self, kind: str) -> bool:
         """Inject a fault of *kind*; return whether that was possible."""
         at = time.time()
+        self._hits = []
         try:
             what = KINDS[kind](self)
         except (NotPossible, NodeLost, ProcessLookupError, KeyError):  # what it was about has gone, for another fault
             self.impossible[kind] += 1
             return False
-        self.done.append(Done(kind=kind, at=at, what=what))
+        self.done.append(Done(kind=kind, at=at, what=what, hits=tuple(self._hits)))
         return True
 
     # -- looking ------------------------------------------------------------------------------------------------------
@@ -89,7 +109,28 @@ class Havoc:
             raise NotPossible
         return self.dice.choice(sorted(found))
 
+    def ranks_on(self, node: str) -> tuple[int, ...]:
+        """Return the ranks that *node* has."""
+        return tuple(sorted(one.rank for one in self.job.chaos.ranks().values() if one.node == node))
+
     # -- acting -------------------------------------------------------------------------------------------------------
+
+    def note(self, node: str = "", rank: int | None = None, *, at: float | None = None, seconds: float = 0.0) -> None:
+        """Note what this fault does now, or did at a time *at*."""
+        ranks = (rank,) if rank is not None else self.ranks_on(node) if node else ()
+        self._hits.append(Hit(at=time.time() if at is None else at, node=node, rank=rank, ranks=ranks, seconds=round(seconds, 3)))
+
+    def end_rank(self, one: Placed, number: int = signal.SIGKILL) -> None:
+        """End the process of a rank by a signal, and see its end."""
+        self.note(one.node, one.rank)
+        self.end(one.pid, number)
+
+    def stop_node(self, node: str, pids: list[int], seconds: float) -> str:
+        """Stop processes of a node for some seconds."""
+        self.note(node, seconds=seconds)
+        with self.stopped(pids):
+            time.sleep(seconds)
+        return f"{node} for {seconds:g} s"
 
     def signal_to(self, pid: int, number: int, sign: Callable[[int | None], bool]) -> None:
         """Send a signal, and see its *sign*."""
@@ -121,7 +162,8 @@ class Havoc:
             self.awaited += 1
             self.job.until(self.job.at_work, "a job at work", seconds=LONGEST)
         rank = self.dice.randrange(self.job.ranks)
-        self.job.trouble(rank, statements)
+        node = self.job.chaos.ranks()[rank].node
+        self.note(node, rank, at=self.job.trouble(rank, statements))
         return f"rank {rank}: {statements}"
 
 
@@ -140,7 +182,7 @@ def by_signal(number: signal.Signals) -> Callable[[Havoc], str]:
 
     def act(havoc: Havoc) -> str:
         one = havoc.a_rank()
-        havoc.end(one.pid, number)
+        havoc.end_rank(one, number)
         return f"rank {one.rank} on {one.node}"
 
     return act
@@ -149,6 +191,7 @@ def by_signal(number: signal.Signals) -> Callable[[Havoc], str]:
 def stop(havoc: Havoc) -> str:
     """Stop a rank permanently."""
     one = havoc.a_rank()
+    havoc.note(one.node, one.rank)
     havoc.signal_to(one.pid, signal.SIGSTOP, lambda _: state_of(one.pid) in "TZ?")
     return f"rank {one.rank} on {one.node}"
 
@@ -157,7 +200,7 @@ def kill_all(havoc: Havoc) -> str:
     """End all ranks at once."""
     ranks = havoc.job.chaos.ranks()
     for one in ranks.values():
-        havoc.end(one.pid)
+        havoc.end_rank(one)
     return f"ranks {', '.join(map(str, ranks))}"
 
 
@@ -166,27 +209,27 @@ def kill_two(havoc: Havoc) -> str:
     ranks = havoc.job.chaos.ranks()
     picked = havoc.dice.sample(sorted(ranks), min(2, len(ranks)))
     for rank in picked:
-        havoc.end(ranks[rank].pid)
+        havoc.end_rank(ranks[rank])
     return f"ranks {', '.join(map(str, picked))}"
 
 
 def kill_in_recovery(havoc: Havoc) -> str:
     """End a rank, and another one while the job recovers from that."""
     one = havoc.a_rank()
-    havoc.end(one.pid)
+    havoc.end_rank(one)
     with suppress(TimeoutError):
         wait_for(lambda: havoc.job.state() != "RUNNING", "a recovery", every=0.005, seconds=2.0)
     time.sleep(havoc.dice.uniform(0.0, 0.4))
     other = havoc.a_rank()
-    havoc.end(other.pid)
+    havoc.end_rank(other)
     return f"rank {one.rank} on {one.node}, then rank {other.rank} on {other.node}"
 
 
 def hang_at_first_step(havoc: Havoc) -> str:
     """End a rank, and have the process that follows it come to no end in its first step."""
     one = havoc.a_rank()
-    havoc.end(one.pid)
-    havoc.job.trouble(one.rank, "stuck_in_user_code()")
+    havoc.end_rank(one)
+    havoc.note(one.node, one.rank, at=havoc.job.trouble(one.rank, "stuck_in_user_code()"))
     return f"rank {one.rank} on {one.node}"
 
 
@@ -198,7 +241,7 @@ def raise_(havoc: Havoc) -> str:
 def slow(havoc: Havoc) -> str:
     """Have a rank compute slowly for a while."""
     rank = havoc.dice.randrange(havoc.job.ranks)
-    havoc.job.trouble(rank, "slow = 0.1")
+    havoc.note(havoc.job.chaos.ranks()[rank].node, rank, at=havoc.job.trouble(rank, "slow = 0.1"), seconds=2.0)
     time.sleep(2.0)
     havoc.job.trouble(rank, "slow = 0.0")
     return f"rank {rank} for 2 s"
@@ -215,10 +258,10 @@ def in_a_step(statements: str) -> Callable[[Havoc], str]:
 def power_off(havoc: Havoc) -> str:
     """Remove a node, and bring it back empty some time later."""
     node, pid = havoc.an_agent()
-    started = started_at(pid)
+    started, away = started_at(pid), havoc.dice.uniform(0.2, 4.0)
+    havoc.note(node, seconds=away)
     havoc.job.nodes.power_off(node)
     wait_for(lambda: not is_alive(pid, started), f"the end of {node}'s agent", seconds=SECONDS)
-    away = havoc.dice.uniform(0.2, 4.0)
     time.sleep(away)
     havoc.job.nodes.power_on(node)
     return f"{node} for {away:.1f} s"
@@ -227,6 +270,7 @@ def power_off(havoc: Havoc) -> str:
 def kill_agent(havoc: Havoc) -> str:
     """End a node's agent."""
     node, pid = havoc.an_agent()
+    havoc.note(node)
     havoc.end(pid)
     return node
 
@@ -234,18 +278,14 @@ def kill_agent(havoc: Havoc) -> str:
 def stall_agent(havoc: Havoc) -> str:
     """Stop a node's agent for less than the timeout of agents; training continues meanwhile."""
     node, pid = havoc.an_agent()
-    with havoc.stopped([pid]):
-        time.sleep(1.5)
-    return f"{node} for 1.5 s"
+    return havoc.stop_node(node, [pid], 1.5)
 
 
 def cut_node(havoc: Havoc) -> str:
     """Stop everything on a node, as if its network were cut, and continue after it was given up."""
     node, agent = havoc.an_agent()
     others = [pid for pid in marked(NODE_MARK, havoc.job.mark(node)) if pid != agent]
-    with havoc.stopped([agent, *others]):
-        time.sleep(6.0)
-    return f"{node} for 6 s"
+    return havoc.stop_node(node, [agent, *others], 6.0)
 
 
 def kill_part(module: str) -> Callable[[Havoc], str]:
@@ -253,6 +293,7 @@ def kill_part(module: str) -> Callable[[Havoc], str]:
 
     def act(havoc: Havoc) -> str:
         node, pid = havoc.a_part(module.encode())
+        havoc.note(node)
         havoc.end(pid)
         return f"{module} on {node}"
 
@@ -266,6 +307,7 @@ def kill_hot_spare(havoc: Havoc) -> str:
     if not found:
         raise NotPossible
     node, number, pid = havoc.dice.choice(sorted(found))
+    havoc.note(node)
     havoc.end(pid)
     return f"hot spare {number} on {node}"
 
@@ -275,8 +317,9 @@ def kill_hot_spare(havoc: Havoc) -> str:
 
 def kill_flow(havoc: Havoc) -> str:
     """Kill the flow, and start another one."""
-    havoc.job.kill_flow()
     away = havoc.dice.uniform(0.0, 2.0)
+    havoc.note(seconds=away)
+    havoc.job.kill_flow()
     time.sleep(away)
     havoc.job.begin_flow()
     return f"for {away:.1f} s"
@@ -285,7 +328,7 @@ def kill_flow(havoc: Havoc) -> str:
 def kill_flow_and_rank(havoc: Havoc) -> str:
     """End a rank and, a moment later, the flow that is to answer that."""
     one = havoc.a_rank()
-    havoc.end(one.pid)
+    havoc.end_rank(one)
     time.sleep(havoc.dice.uniform(0.0, 0.3))
     return f"rank {one.rank} on {one.node}, and the flow {kill_flow(havoc)}"
 

@@ -12,7 +12,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from holdfast.detectors.associations import ASSOCIATIONS, follows_step, script_rule, settle_rule
-from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, Attribution, Fault, FaultKey, RecommendedAction, RecommendedActions, fault_kind
+from holdfast.detectors.catalogue import (
+    CATALOGUE,
+    CATALOGUE_ACTIONS,
+    TAKES_NODE_OUT,
+    Attribution,
+    Fault,
+    FaultKey,
+    RecommendedAction,
+    RecommendedActions,
+    fault_kind,
+)
 from holdfast.detectors.causes import NEGLIGIBLE, Candidate, candidates, device_of, explained
 from holdfast.detectors.confirmation import confirmed
 from holdfast.detectors.correlation import inferred
@@ -198,6 +208,7 @@ def diagnose(
 
     *places* maps the names of peers in faults (``rank 3``, a host, an address) to nodes.
     """
+    faults = [fault for fault in faults if not _is_of_the_past(fault, past)] or faults
     all_faults = [*faults, *inferred(faults, past, members, places)]
     signals = confirmed(all_faults)
     recommended_actions = replace(recommended_actions, confirmed=signals)
@@ -225,6 +236,18 @@ def diagnose(
         excused=tuple(all_faults),
         confirmed=signals,
     )
+
+
+def _is_of_the_past(fault: Fault, past: Iterable[PastFailure]) -> bool:
+    """Return whether *fault* is a line about an earlier failure of its node that was answered, and about nothing that lasts.
+
+    A monitor may report what the kernel wrote about a process when the incident of that process is over.
+    """
+    if fault.rank is not None or not fault.log or fault.entry.recommended_action in TAKES_NODE_OUT:
+        return False
+    same = [old for old in past if old.node == fault.node and old.kind in CATALOGUE and fault.at <= old.at + _SAME_TIME]
+    earlier = [Fault(kind=old.kind, at=old.at, node=old.node, quote="", signature=old.signature, device=old.device) for old in same]
+    return any(max(explained(one, fault), explained(fault, one)) >= _SURELY for one in earlier)
 
 
 def _with_script(root: Fault, why: str, ranked: list[Candidate]) -> tuple[Candidate, ...]:

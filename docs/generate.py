@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from docs.generator.api import api_page
+from docs.generator.calibration import calibration_picture
 from docs.generator.cli import cli_page, exit_codes_page
 from docs.generator.conformance import conformance_page
 from docs.generator.environment import environment_page
@@ -36,6 +37,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "reference/protocol.md": protocol_page,
     "reference/conformance.md": conformance_page,
     "reference/torch-versions.md": torch_versions_page,
+    "assets/calibration.svg": calibration_picture,
     **fault_pages(),
 }
 """Generated page, by its path below docs/, to what draws it."""

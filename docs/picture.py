@@ -79,7 +79,7 @@ def picture(faulty: JobHistory, undisturbed: JobHistory) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH + 2 * _EDGE} {bottom:g}" role="img">',
             f"<title>{escape(_headline(faulty))}</title>",
-            f"<style>{_colors()}{_CSS}</style>",
+            f"<style>{colors()}{_CSS}</style>",
             f'<rect class="paper" x="0.5" y="0.5" width="{_WIDTH + 2 * _EDGE - 1}" height="{bottom - 1:g}" rx="12"/>',
             *lines,
             "</svg>\n",
@@ -128,7 +128,7 @@ def _legend(entries: list[tuple[SvgTheme, str]], top: float) -> tuple[list[str],
     return found, top + 12
 
 
-def _colors() -> str:
+def colors() -> str:
     """Return the colours of the pages for light and dark."""
     light, dark = (block for _, block in zip(range(2), re.findall(r":root \{(.*?)\}", style_sheet(), re.DOTALL), strict=False))
     return f":root {{{light}}} @media (prefers-color-scheme: dark) {{ :root {{{dark}}} }}"

@@ -22,6 +22,8 @@ class Symptom(StrEnum):
     """Nothing ends, and no step is finished."""
     SILENT = "silent"
     """Training continues with wrong results."""
+    NO_FIRST_STEP = "no first step"
+    """What a recovery has started comes to no end: only the recovery's timeout shows that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,8 @@ class Cause:
     symptom: Symptom = Symptom.CRASH
     of_process: bool = False
     """Only one process ends: its node needs no repair."""
+    names_rank: bool = False
+    """The rank is known although its process has not ended: of a hang, the rank that did not arrive."""
     degrades: bool = False
     """The node still works, but is taken out for repair as soon as another one can replace it."""
 
@@ -75,6 +79,8 @@ NODES_ONLY: Final[Mapping[Cause, int]] = {Cause(name="lost node", kind="node-los
 PROCESSES_ONLY: Final[Mapping[Cause, int]] = {Cause(name="crashed process", kind="worker-exit-code", of_process=True): 1}
 RACK: Final = Cause(name="rack", kind="power-lost", symptom=Symptom.NODE_LOST)
 LEMON: Final = Cause(name="lemon node", kind="gpu-off-bus")
+PEER: Final = Cause(name="peer of a lost rank", kind="worker-peer-lost", of_process=True)
+OVERRUN: Final = Cause(name="recovery without a step", kind="recovery-overrun", symptom=Symptom.HANG, of_process=True)
 CORRUPTION: Final = Cause(name="silent data corruption", kind="silent-corruption", symptom=Symptom.SILENT)
 BUG: Final = Cause(name="bug of the script", kind="worker-exception", of_process=True)
 

@@ -14,7 +14,16 @@ from holdfast.errors import UnknownPolicy
 from holdfast.policies.checkpoint_interval import IntervalCase, IntervalLimits, advise
 from holdfast.policies.recovery.policy import NAMED, Policy
 from holdfast.simulator.causes import Symptom
-from holdfast.simulator.fault_sources import NodeFault, NodesLeaving, SimulatedEvent, events_of, fault_rate
+from holdfast.simulator.fault_sources import (
+    ControllerAway,
+    NodeFault,
+    NodesLeaving,
+    NodeSlowdown,
+    PacedEvent,
+    SimulatedEvent,
+    events_of,
+    fault_rate,
+)
 from holdfast.simulator.incidents import Hit
 from holdfast.simulator.job import SimulatedJob
 from holdfast.simulator.nodes import NodePool
@@ -28,6 +37,8 @@ from holdfast.spec.policy import load_policy, with_timeouts
 MAX_STEPS: Final = 1_000_000
 LIVE_SHARE: Final = 0.05
 """Share of the faults that send a job with in-memory snapshots back to the disk, for `interval: auto`. A controller measures it."""
+PACE: Final = 0.02
+"""Seconds between two looks at a job that does not train while an event waits for that."""
 Steps = Generator[simpy.Event, Any, None]
 
 
@@ -50,7 +61,7 @@ def simulate(
     system: RecoverySystem | str,
     run: int,
     *,
-    events: Sequence[SimulatedEvent] | None = None,
+    events: Sequence[SimulatedEvent | PacedEvent] | None = None,
     policy: Policy | None = None,
 ) -> RunResult:
     """Return what *system* makes of *run*, in which it gets the same *events* as every other system."""
@@ -104,21 +115,48 @@ def simulate(
     )
 
 
-def _happen(env: simpy.Environment, events: Sequence[SimulatedEvent], pool: NodePool, jobs: Sequence[SimulatedJob]) -> Steps:
+def _pace(env: simpy.Environment, paced: SimulatedEvent | PacedEvent, job: SimulatedJob) -> Steps:
+    """Wait for the time of an event, or until *job* has trained as long as it asks for."""
+    if not isinstance(paced, PacedEvent):
+        yield env.timeout(max(0.0, paced.at - env.now))
+        return
+    if paced.uptime is None:
+        yield env.timeout(paced.after)
+    while paced.uptime is not None and (left := paced.uptime - job.uptime(env.now)) > 0:
+        yield env.timeout(max(left, PACE))
+
+
+def _happen(env: simpy.Environment, events: Sequence[SimulatedEvent | PacedEvent], pool: NodePool, jobs: Sequence[SimulatedJob]) -> Steps:
     """Let *events* happen at their times."""
-    for event in events:
-        if event.at > env.now:
-            yield env.timeout(event.at - env.now)
+    for one in events:
+        yield from _pace(env, one, jobs[0])
+        event = one.event if isinstance(one, PacedEvent) else one
         if isinstance(event, NodesLeaving):
             for number in event.nodes:
                 _leave(env, pool.names[number], event, pool, jobs)
-            continue
-        node = pool.names[event.node]
-        job = next((one for one in jobs if one.has(node)), None)
-        if isinstance(event, NodeFault):
-            _fail(env, event, node, job, pool)
-        elif job is not None:
-            job.slow_down(node, event.slowdown, event.seconds)
+        elif isinstance(event, ControllerAway):
+            for job in jobs:
+                job.lose_controller(event.seconds)
+        elif (node := _node_of(event, pool, jobs)) is not None:
+            _disturb(env, event, node, pool, jobs)
+
+
+def _disturb(env: simpy.Environment, event: NodeFault | NodeSlowdown, node: str, pool: NodePool, jobs: Sequence[SimulatedJob]) -> None:
+    """Let *node* fail or be slow."""
+    job = next((one for one in jobs if one.has(node)), None)
+    if isinstance(event, NodeFault):
+        _fail(env, event, node, job, pool)
+    elif job is not None:
+        job.slow_down(node, event.slowdown, event.seconds)
+
+
+def _node_of(event: NodeFault | NodeSlowdown, pool: NodePool, jobs: Sequence[SimulatedJob]) -> str | None:
+    """Return the node that *event* is about; None where there is no such node by then."""
+    if isinstance(event, NodeFault) and event.spare:
+        return next(iter(pool.free), None)
+    if isinstance(event, NodeFault) and event.rank is not None:
+        return jobs[0].node_of(event.rank)
+    return pool.names[event.node]
 
 
 def _fail(env: simpy.Environment, event: NodeFault, node: str, job: SimulatedJob | None, pool: NodePool) -> None:
@@ -152,7 +190,7 @@ def _leave(env: simpy.Environment, node: str, event: NodesLeaving, pool: NodePoo
         pool.leave(node, event.lead_time + event.seconds)
 
 
-def pace_of(job: ScenarioJob, scenario: Scenario, system: RecoverySystem, events: Sequence[SimulatedEvent]) -> TrainingPace:
+def pace_of(job: ScenarioJob, scenario: Scenario, system: RecoverySystem, events: Sequence[SimulatedEvent | PacedEvent]) -> TrainingPace:
     """Return what training costs *job* under *system*; `interval: auto` is what the policy advises for the faults of this run."""
     plan = job.checkpoint
     step, stall, overlapped = job.step.total_seconds(), plan.stall.total_seconds(), plan.overlapped.total_seconds()

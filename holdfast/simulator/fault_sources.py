@@ -32,6 +32,10 @@ class NodeFault:
     """Seconds until the node works again, without waiting for a repair crew; 0: it needs no repair."""
     noticed_after: float = 0.0
     """Seconds until a silent fault is noticed."""
+    rank: int | None = None
+    """The fault is on the node that has this rank by then, instead of *node*."""
+    spare: bool = False
+    """The fault is on a node without ranks, instead of *node*."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,29 @@ class NodesLeaving:
     lead_time: float
 
 
-SimulatedEvent = NodeFault | NodeSlowdown | NodesLeaving
+@dataclass(frozen=True, slots=True)
+class ControllerAway:
+    """The controllers of all jobs are gone: nothing is answered meanwhile, and live ranks end in a recovery that nobody finishes."""
+
+    at: float
+    seconds: float
+
+
+SimulatedEvent = NodeFault | NodeSlowdown | NodesLeaving | ControllerAway
+
+
+@dataclass(frozen=True, slots=True)
+class PacedEvent:
+    """An event that a test causes while the job trains, or some time after the one before."""
+
+    event: SimulatedEvent
+    """Its own time counts for nothing."""
+    uptime: float | None
+    """Seconds that the first job has trained by then, without those of its incidents; None: the training does not matter."""
+    after: float = 0.0
+    """Seconds after the event before, where the training does not matter."""
+
+
 Numbers = np.random.Generator
 
 
@@ -224,7 +250,7 @@ def _maintenance(scenario: Scenario, numbers: Numbers) -> Iterator[NodesLeaving]
         first, at = first + planned.nodes, at + planned.interval.total_seconds()
 
 
-def fault_rate(events: Sequence[SimulatedEvent], scenario: Scenario) -> float:
+def fault_rate(events: Sequence[SimulatedEvent | PacedEvent], scenario: Scenario) -> float:
     """Return the faults per node-hour among *events*."""
     faults = sum(isinstance(one, NodeFault) for one in events)
     return faults / (scenario.cluster.nodes * scenario.duration.total_seconds() / 3600)

@@ -47,5 +47,7 @@ class IncidentInWork:
     hits: list[Hit] = field(default_factory=list)
     tried: list[RecoveryAction] = field(default_factory=list)
     replacement_attempts: int = 0
+    broken_off: bool = False
+    """An attempt was broken off by another fault."""
     places: dict[str, int] = field(default_factory=dict)
     """Places that its nodes had when they were lost."""

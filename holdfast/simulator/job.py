@@ -27,9 +27,10 @@ from holdfast.policies.recovery.policy import Pace, Policy
 from holdfast.policies.slowness import PastMigration, StragglerAction, StragglerCase, StragglerOutcome
 from holdfast.simulator import accounts
 from holdfast.simulator.accounts import JobAccount
-from holdfast.simulator.causes import BUG, Symptom
+from holdfast.simulator.causes import BUG, OVERRUN, PEER, Symptom
 from holdfast.simulator.incidents import Attempt, Hit, IncidentInWork
 from holdfast.simulator.nodes import NodePool
+from holdfast.simulator.phase_times import PhaseTime
 from holdfast.simulator.placement import JobPlacement
 from holdfast.simulator.progress import TrainingPace, TrainingProgress
 from holdfast.simulator.scenario import ScenarioJob
@@ -40,6 +41,8 @@ MAX_FAULTS: Final = 500
 MAX_FAILURES: Final = 50
 MOMENT: Final = 1e-3
 """Seconds before a deadline that count as the deadline: sums of times are rounded."""
+COMMANDED: Final = frozenset({"isolate", "reschedule", "resume"})
+"""Phases that need a controller; from then on ranks and agents know what to do. `resume`: a recovery that is published as one pause."""
 SLOW: Final = "rank-straggles"
 CAPACITY: Final = "capacity"
 Steps = Generator[simpy.Event, Any, Any]
@@ -86,6 +89,9 @@ class SimulatedJob:
         self._spending: tuple[str, float] | None = None
         """Category and beginning of what the job does now, if that is not training."""
         self._count_startup = count_startup
+        self._controller_back = 0.0
+        self._down_since: float | None = None
+        """When the incident began that is in work."""
         self.process = env.process(self._live())
 
     # -- what happens to it ------------------------------------------------------------------------------------------
@@ -107,6 +113,19 @@ class SimulatedJob:
         elif hit.repair:
             self._at.degraded[hit.node] = hit.repair
         self._send(hit)
+
+    def node_of(self, rank: int) -> str | None:
+        """Return the node that has *rank*; None while none has."""
+        return self._at.ranks.node_of(rank)
+
+    def lose_controller(self, seconds: float) -> None:
+        """Lose the controller, if the system has one, for *seconds*."""
+        if self._system.managed:
+            self._controller_back = max(self._controller_back, self._env.now + seconds)
+
+    def uptime(self, now: float) -> float:
+        """Return the seconds until *now* that were no part of an incident."""
+        return now - sum(self.account.downtime) - (0.0 if self._down_since is None else now - self._down_since)
 
     def slow_down(self, node: str, share: float, seconds: float) -> None:
         """Slow the job down while *node* is slow."""
@@ -217,7 +236,7 @@ class SimulatedJob:
             if timeout.processed:
                 break
             self._news = self._env.event()
-            if any(isinstance(one, Hit) and one.node in self._at.place for one in self._inbox):
+            if any(self._is_noticed(one) for one in self._inbox):
                 break
         spent = self._env.now - began
         self._spending = None
@@ -226,9 +245,13 @@ class SimulatedJob:
 
     def _new_hits(self) -> list[Hit]:
         """Return the faults of its nodes that came since, and leave other news for later."""
-        found = [one for one in self._inbox if isinstance(one, Hit) and one.node in self._at.place]
-        self._inbox = deque(one for one in self._inbox if not isinstance(one, Hit))
+        found = [one for one in self._inbox if isinstance(one, Hit) and self._is_noticed(one)]
+        self._inbox = deque(one for one in self._inbox if not isinstance(one, Hit) or one.cause.symptom is Symptom.NO_FIRST_STEP)
         return found
+
+    def _is_noticed(self, message: Hit | str | tuple[str, float, float]) -> bool:
+        """Return whether *message* is a fault of a node of the job that is noticed while a recovery runs."""
+        return isinstance(message, Hit) and message.node in self._at.place and message.cause.symptom is not Symptom.NO_FIRST_STEP
 
     # -- recovery ----------------------------------------------------------------------------------------------------
 
@@ -237,19 +260,27 @@ class SimulatedJob:
         self._incidents += 1
         self.account.incidents += 1
         incident = IncidentInWork(number=self._incidents, at=self._env.now, hits=hits)
-        detection = max(self._system.detect[one.cause.symptom].draw(self._numbers, self.progress.pace.step) for one in hits)
+        self._down_since = self._env.now
+        detection = max(self._system.detection(one.cause).draw(self._numbers, self.progress.pace.step) for one in hits)
         if (yield from self._spend("detect", detection)):
             incident.hits += self._new_hits()
+        if (lost := self._system.lost_attempts.get(hits[0].cause.name)) is not None:
+            yield from self._break_off(incident, lost, float("inf"))
         corrupt = any(one.corrupt_since is not None for one in hits)
         if corrupt or self._system.rejoin is None or not self._lose_replicas(incident.hits):
             while not (yield from self._attempt(incident)):
                 pass
         self.account.downtime.append(self._env.now - incident.at)
+        self._down_since = None
 
     def _attempt(self, incident: IncidentInWork) -> Steps:
         """Decide and carry the decision out; return whether training can go on."""
+        if self._controller_back > self._env.now:
+            yield from self._await_controller("detect")
         # The time passes first: what is decided is carried out at once, so that no spare can break in between.
         yield from self._spend("diagnose", self._system.decide.draw(self._numbers, self.progress.pace.step))
+        if self._controller_back > self._env.now:
+            yield from self._await_controller("detect")
         incident.hits += self._new_hits()
         decision, case = self._decide(incident)
         self.account.actions[decision.action] += 1
@@ -290,8 +321,22 @@ class SimulatedJob:
                 yield from self._spend("failed attempt", allowed)
                 return False
             if (yield from self._spend(phase, seconds)):
+                yield from self._break_off(incident, self._system.failed_attempt, allowed)
+                return False
+            if self._controller_back > self._env.now and phase in COMMANDED:
+                yield from self._await_controller("failed attempt")
+                hit = {one.node for one in incident.hits}
+                incident.hits += [Hit(node=one, cause=PEER, at=self._env.now, breaks=False) for one in self._at.nodes if one not in hit]
                 return False
             spent.append((phase, seconds))
+        stuck = [one for one in self._inbox if isinstance(one, Hit) and one.cause.symptom is Symptom.NO_FIRST_STEP]
+        if limit < float("inf") and stuck:
+            self._inbox = deque(one for one in self._inbox if one not in stuck)
+            self.account.timed_out[action] += 1
+            incident.tried.append(action)
+            incident.hits = [replace(stuck[0], cause=OVERRUN, at=self._env.now)]
+            yield from self._spend("failed attempt", limit - sum(one for _, one in spent))
+            return False
         if limit < float("inf") and any(one.cause.symptom is Symptom.HANG for one in self._at.broken.values()):
             incident.tried.append(action)  # a node that still hangs is not reported again: the attempt ends at its timeout
             yield from self._spend("failed attempt", limit - sum(one for _, one in spent))
@@ -302,6 +347,24 @@ class SimulatedJob:
         step = self.progress.pace.step
         phases = self._system.plan(RecoveryAction.RESTART_WORKERS, hot=False).phases
         return Pace(start=sum(time.mean(step) for name, time in phases if name not in ("isolate", "reschedule")), step=step)
+
+    def _break_off(self, incident: IncidentInWork, lost: PhaseTime, most: float) -> Steps:
+        """Let the time pass that attempts take which another fault has hit: *lost*, *most* seconds at most, once in an incident."""
+        if incident.broken_off:
+            return
+        incident.broken_off = True
+        end = self._env.now + min(most, lost.draw(self._numbers, self.progress.pace.step))
+        while (left := end - self._env.now) > MOMENT:
+            yield from self._spend("failed attempt", left)
+            incident.hits += self._new_hits()
+
+    def _await_controller(self, category: str) -> Steps:
+        """Let time pass until there is a controller again; faults are not noticed before."""
+        while (left := self._controller_back - self._env.now) > MOMENT:
+            began, self._spending = self._env.now, (category, self._env.now)
+            yield self._env.timeout(left)
+            self._spending = None
+            self.account.spend(category, self._env.now - began)
 
     def _restore(self, restore: Restore, incident: IncidentInWork) -> None:
         corrupt = [one.corrupt_since for one in incident.hits if one.corrupt_since is not None]
@@ -400,7 +463,7 @@ class SimulatedJob:
 
     def _fault(self, hit: Hit) -> Fault:
         ranks = self._at.ranks.get(hit.node, ())
-        rank = ranks[0] if ranks and hit.cause.symptom is Symptom.CRASH else None
+        rank = ranks[0] if ranks and (hit.cause.symptom is Symptom.CRASH or hit.cause.names_rank) else None
         return Fault(
             kind=hit.cause.kind,
             at=hit.at,

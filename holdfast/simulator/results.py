@@ -39,6 +39,8 @@ class JobResult:
     downtime_median: float | None
     """Seconds from an incident until training went on, without the rollback; None: no incident."""
     downtime_p99: float | None
+    downtime_total: float
+    """Seconds of all incidents."""
     completed_at: float | None
     interval: float
     """Seconds of training between two checkpoints on disk."""
@@ -57,6 +59,7 @@ class JobResult:
             steps_lost=account.steps_lost,
             downtime_median=statistics.median(ordered) if ordered else None,
             downtime_p99=ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))] if ordered else None,
+            downtime_total=sum(ordered),
             completed_at=account.completed_at,
             interval=interval,
         )

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from holdfast.policies.recovery.case import RecoveryAction
-from holdfast.simulator.causes import Symptom
+from holdfast.simulator.causes import Cause, Symptom
 from holdfast.simulator.phase_times import (
     BYTEROBUST,
     COMMUNICATION,
@@ -64,7 +64,13 @@ class RecoverySystem:
     name: str
     title: str
     detect: Mapping[Symptom, PhaseTime]
+    detect_kinds: Mapping[str, PhaseTime] = field(default_factory=dict)
+    """Fault kinds whose detection was measured for themselves."""
     decide: PhaseTime = NOTHING
+    failed_attempt: PhaseTime = NOTHING
+    """Until the next action, after a fault that broke an attempt off: once in an incident."""
+    lost_attempts: Mapping[str, PhaseTime] = field(default_factory=dict)
+    """The same for causes, by name, of which it is known: instead, and in each incident of that cause."""
     plans: Mapping[RecoveryAction, RecoveryPlan]
     """Plan of each action, with a hot spare where that makes a difference."""
     cold: Mapping[RecoveryAction, RecoveryPlan] = field(default_factory=dict)
@@ -86,6 +92,10 @@ class RecoverySystem:
     managed: bool = False
     """Holdfast decides; live ranks stay in their processes if `blocked_reason` is empty."""
     blocked_reason: str = ""
+
+    def detection(self, cause: Cause) -> PhaseTime:
+        """Return how long it takes to notice *cause*."""
+        return self.detect_kinds.get(cause.kind, self.detect[cause.symptom])
 
     def plan(self, action: RecoveryAction, *, hot: bool) -> RecoveryPlan:
         """Return how *action* proceeds."""
@@ -124,6 +134,7 @@ OWN: Final = {
     Symptom.CRASH: PhaseTime(low=0.017, high=0.029, source=OURS),
     Symptom.NODE_LOST: PhaseTime(low=2.16, high=2.24, source=OURS),
     Symptom.HANG: PhaseTime(steps=3.0, source="`timeouts.hang_multiplier`: a gap of three steps"),
+    Symptom.NO_FIRST_STEP: PhaseTime(steps=3.0, source="`timeouts.hang_multiplier`: a gap of three steps"),
     Symptom.SILENT: NOTHING,
 }
 DECIDED: Final = PhaseTime(low=0.035, high=0.06, source=OURS)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from holdfast.detectors.all_kinds import CATALOGUE
 from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, KERNEL_LOG, TAKES_NODE_OUT, Fault, RecommendedAction, RecommendedActions
 from holdfast.detectors.confirmation import confirmed, why_it_acts
-from holdfast.detectors.diagnosis import diagnose, see
-from holdfast.detectors.evidence import HangLimits, LogLine, WorkerException, WorkerExit
+from holdfast.detectors.diagnosis import PastFailure, diagnose, see
+from holdfast.detectors.evidence import HangLimits, LogLine, Progress, WorkerException, WorkerExit
 from holdfast.policies.recovery.case import Case
+from tests.detectors.evidence_of import a_rank
 
 LINK = "mlx5_core 0000:9a:00.0 ens5f0np0: Link down"
 LOCKUP = "watchdog: BUG: soft lockup - CPU#9 stuck for 26s! [python:7712]"
@@ -109,3 +111,33 @@ def test_who_sets_an_action_decides() -> None:
     strict = RecommendedActions(changed={"link-down": RecommendedAction.EVICT})
     assert strict.of(line(LINK)) is RecommendedAction.EVICT
     assert why_it_acts(line(LINK), strict) == "the policy sets its action"
+
+
+@pytest.mark.parametrize("text", [LINK, LOCKUP])
+@pytest.mark.parametrize(("seen_at", "acts"), [(70.0, True), (30.0, False)])
+def test_a_hang_confirms_a_line_only_if_the_job_has_not_trained_since(text: str, seen_at: float, *, acts: bool) -> None:
+    """The last progress was at 60 s: a line from after that may be why ranks wait; one from half a minute before it was survived."""
+    states = {rank: a_rank(f"n{rank}", step=40 - rank, age=20.0 if text == LOCKUP else 8.0) for rank in range(2)}
+    now = 80.0 if text == LOCKUP else 68.0
+    hang = see([Progress(at=now, ranks=states, step_seconds=(0.3,) * 8)], HangLimits(hang=5.0))
+    assert [fault.kind for fault in hang] == ["job-hang"]
+    assert hang[0].at == pytest.approx(60.0)
+    node = str(hang[0].node)
+    fault = line(text, node=node, at=seen_at if text == LOCKUP else seen_at - 9.0)
+    diagnosis = diagnose([fault, *hang])
+    assert (fault.key in diagnosis.confirmed) == acts
+    assert diagnosis.root.kind == (fault.kind if acts else "job-hang")
+    assert leaving(fault, *hang) == ((node,) if acts else ())
+
+
+def test_a_line_about_an_incident_that_is_over_is_not_blamed_again() -> None:
+    """The kernel's line on a process that it killed may be reported after that process was replaced; a lasting fault stays a suspect."""
+    killed = line("Out of memory: Killed process 10513 (python) total-vm:9000kB, anon-rss:8000kB, file-rss:0kB", at=10.0)
+    next_one = see([WorkerExit(node="n1", rank=1, at=12.0, signal=15)], HangLimits())
+    assert diagnose([killed, *next_one]).root.kind == "host-out-of-memory"
+    past = PastFailure(node="n0", step=7, signature="signal 9", kind="worker-oom-killed", at=10.1)
+    assert diagnose([killed, *next_one], (past,)).root.kind == "worker-sigterm"
+    again = replace(killed, at=11.5)
+    assert diagnose([again, *next_one], (past,)).root.kind == "host-out-of-memory"
+    broken = PastFailure(node="n0", step=7, signature="gpu-off-bus", kind="gpu-off-bus", at=10.0)
+    assert diagnose([line(XID, at=10.0), *see([crash()], HangLimits())], (broken,)).root.kind == "gpu-off-bus"
