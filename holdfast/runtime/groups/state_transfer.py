@@ -74,7 +74,7 @@ def _sums(part: Tensor) -> bytes:
     return torch.cat(sums).cpu().numpy().tobytes()
 
 
-def send(
+def send(  # noqa: PLR0913 (one transfer)
     inner: BackendGroup, to: int, tensors: Sequence[Tensor], share: int, shares: int, *, runtime: DeviceRuntime | None = None
 ) -> tuple[str, int]:
     """Send this sender's slices to member *to* of the group; return digest and bytes.
@@ -106,7 +106,7 @@ Arrival = Generator[None, None, tuple[str, int]]
 """Receives a slice each time it is asked for the next one; its result is the digest and the number of bytes."""
 
 
-def receive(
+def receive(  # noqa: PLR0913 (as above)
     inner: BackendGroup, source: int, tensors: Sequence[Tensor], share: int, shares: int, *, runtime: DeviceRuntime | None = None
 ) -> Arrival:
     """Start to receive the slices of member *source*, to be finished by `finish`; *runtime*: as that of `send`."""

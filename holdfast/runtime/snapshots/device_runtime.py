@@ -105,7 +105,7 @@ class _CudaEvent:
 
     def milliseconds_until(self, end: CopyEvent) -> float:
         assert isinstance(end, _CudaEvent)
-        return float(self._event.elapsed_time(end._event))
+        return float(self._event.elapsed_time(end._event))  # noqa: SLF001 (its own class)
 
 
 class CudaRuntime:
@@ -121,41 +121,51 @@ class CudaRuntime:
             self._stream = torch.cuda.Stream(device, priority=0)  # the lowest priority: kernels of training come first
 
     def register(self, address: int, size: int) -> None:
+        """Pin host memory."""
         with torch.cuda.device(self.device):
-            torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(address, size, 0)))
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, size, 0))
 
     def unregister(self, address: int) -> None:
+        """Undo it."""
         with torch.cuda.device(self.device):
-            torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(address)))
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:
+        """Launch on the stream of copies."""
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             yield
 
     def record(self) -> CopyEvent:
+        """Return the end of that stream."""
         with torch.cuda.device(self.device):
             return _CudaEvent(self._stream)
 
     def to_host(self, target: Tensor, source: Tensor) -> None:
+        """Copy to pinned memory."""
         target.copy_(source, non_blocking=True)
 
     def from_host(self, target: Tensor, source: Tensor) -> None:
+        """Copy from pinned memory."""
         target.copy_(source, non_blocking=True)
 
     def pinned(self, size: int, dtype: torch.dtype) -> Tensor:
+        """Return pinned memory."""
         with torch.cuda.device(self.device):
             return torch.empty(size, dtype=dtype, pin_memory=True)
 
     def wait_for_training(self) -> None:
+        """Wait for the current stream of the calling thread."""
         with torch.cuda.device(self.device):
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def hold_training(self) -> None:
+        """Have the current stream of the calling thread wait."""
         with torch.cuda.device(self.device):
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
     def is_capturing(self) -> bool:
+        """Ask for the current stream of the calling thread."""
         with torch.cuda.device(self.device):
             return torch.cuda.is_current_stream_capturing()
 

@@ -92,30 +92,39 @@ class HostCopier:
         self._arrived: list[tuple[Task, int]] = []
 
     def submit(self, tasks: Sequence[Task], target: Tensor) -> None:
+        """Copy at once."""
         for task in tasks:
             source = task.sources[0] if len(task.sources) == 1 else torch.cat(task.sources)
             ctypes.memmove(target.data_ptr() + task.begin, source.data_ptr(), task.size)  # without the interpreter's lock
             self._arrived.append((task, sum_of(source)))
 
     def arrived(self, *, wait: bool) -> list[tuple[Task, int]]:  # noqa: ARG002 (all of it has arrived)
+        """Return what was copied."""
         found, self._arrived = self._arrived, []
         return found
 
     def device_seconds(self) -> float:
+        """Return 0."""
         return 0.0
 
     def drop(self) -> None:
+        """Forget what was copied."""
         self._arrived = []
 
-    def pin(self, data: memoryview) -> None: ...
+    def pin(self, data: memoryview) -> None:
+        """Do nothing."""
 
-    def unpin(self, data: memoryview) -> None: ...
+    def unpin(self, data: memoryview) -> None:
+        """Do nothing."""
 
-    def wait_for_training(self) -> None: ...
+    def wait_for_training(self) -> None:
+        """Do nothing: what training wrote is in memory."""
 
-    def hold_training(self) -> None: ...
+    def hold_training(self) -> None:
+        """Do nothing: no copy is under way."""
 
     def is_capturing(self) -> bool:
+        """Return False."""
         return False
 
 
@@ -151,9 +160,11 @@ class DeviceCopier:
 
     @property
     def in_flight(self) -> bool:
+        """Return whether a batch is under way."""
         return bool(self._flying)
 
     def submit(self, tasks: Sequence[Task], target: Tensor) -> None:
+        """Launch a batch: collect it in the buffer, sum it, and copy both."""
         runtime, size = self._runtime, sum(task.size for task in tasks)
         with runtime.on_stream():
             if self._buffer is None:
@@ -171,6 +182,7 @@ class DeviceCopier:
             self._flying.append(_Batch(tasks, sums, begin, runtime.record()))
 
     def arrived(self, *, wait: bool) -> list[tuple[Task, int]]:
+        """Return the slices of batches whose end has passed."""
         found: list[tuple[Task, int]] = []
         while self._flying and (wait or len(self._flying) >= DEPTH or self._flying[0].end.query()):
             one = self._flying[0]
@@ -181,10 +193,12 @@ class DeviceCopier:
         return found
 
     def device_seconds(self) -> float:
+        """Return the time between the events of the batches that have arrived."""
         spent, self._seconds = self._seconds, 0.0
         return spent
 
     def drop(self) -> None:
+        """Wait for the batches under way."""
         while self._flying:
             self._flying.popleft().end.synchronize()
 
@@ -206,18 +220,22 @@ class DeviceCopier:
             self._pinned[address] = len(data)
 
     def unpin(self, data: memoryview) -> None:
+        """Undo it."""
         address = _address(data)
         if self._pinned.pop(address, None) is not None:
             self.drop()
             self._runtime.unregister(address)
 
     def wait_for_training(self) -> None:
+        """Copy after all that training has launched."""
         self._runtime.wait_for_training()
 
     def hold_training(self) -> None:
+        """Have training wait for what was launched."""
         self._runtime.hold_training()
 
     def is_capturing(self) -> bool:
+        """Ask the runtime."""
         return self._runtime.is_capturing()
 
 
