@@ -51,7 +51,7 @@ class Event:
 class CountingRuntime:
     """A device that is host memory."""
 
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     pinned_sizes: dict[int, int] = field(default_factory=dict)
     """Address to size of what is registered."""
     registered: list[int] = field(default_factory=list)

@@ -211,8 +211,8 @@ class DeviceCopier:
             if not self._warned:
                 self._warned = True
                 _log.warning(
-                    "%d MiB of host memory for snapshots could not be pinned (%s): each copy holds up training, and snapshots are taken less "
-                    "often for it. Raise the limit of locked memory (`ulimit -l`), or lower checkpoint.memory.max_memory",
+                    "%d MiB of host memory for snapshots could not be pinned (%s): each copy holds up training, and snapshots are taken "
+                    "less often for it. Raise the limit of locked memory (`ulimit -l`), or lower checkpoint.memory.max_memory",
                     len(data) >> 20,
                     error,
                 )

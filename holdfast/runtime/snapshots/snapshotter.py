@@ -82,7 +82,7 @@ class _Step:
 class Snapshotter:
     """Takes one rank's snapshots."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 (the state of a snapshotter)
         self,
         training: Training,
         config: SnapshotConfig,
@@ -293,7 +293,8 @@ class Snapshotter:
     def take(self, step: int, rank_state: bytes, small: Mapping[str, Tensor]) -> None:
         """Begin a snapshot of the state after *step*, which is `due`; *small*: tensors that may change before the next step is applied.
 
-        Raise `CapturedStep` where a CUDA graph is captured. The training thread copies only what may change at any moment. The slot is opened with the first slice, while training waits.
+        The training thread copies only what may change at any moment. The slot is opened with the first slice, while training waits.
+        Raise `CapturedStep` where a CUDA graph is captured.
         """
         if self._copier.slices.is_capturing():
             raise CapturedStep("the beginning of a step")
