@@ -78,6 +78,7 @@ ARROWS = (
             "holdfast.security.authenticated_listener",
             "holdfast.memstore",
             "holdfast.peer_error_patterns",
+            "holdfast.host.gpu_assignment",
             "holdfast.host.process",
             "holdfast.protocol",
             "holdfast.tensor_layout",

@@ -226,12 +226,20 @@ def tail_limit(data: int, index: int, blobs: Mapping[str, bytes], slice_bytes: i
 class Slot:
     """A file that holds one snapshot after the other."""
 
-    def __init__(self, path: Path, *, fresh: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        fresh: bool = False,
+        on_map: Callable[[memoryview], None] = lambda _data: None,
+        on_unmap: Callable[[memoryview], None] = lambda _data: None,
+    ) -> None:
         """Open or create the file; raise ``OSError`` when that fails, or when it exists although it must be *fresh*.
 
+        *on_map* is called with the data after it was mapped, and *on_unmap* before it is unmapped: a device's driver must know.
         Links are not followed: outside of a memory store another user may have placed one.
         """
-        self.path = path
+        self.path, self._on_map, self._on_unmap = path, on_map, on_unmap
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_EXCL if fresh else 0), 0o600)
         self._locked = False
         self._map: mmap.mmap | None = None
@@ -286,8 +294,11 @@ class Slot:
         if size:
             self._map = mmap.mmap(self._file, size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0), offset=PAGE)
             self.data = memoryview(self._map)
+            self._on_map(self.data)
 
     def _unmap(self) -> None:
+        if self._map is not None:
+            self._on_unmap(self.data)
         self.data.release()
         self.data = memoryview(bytearray())
         if self._map is not None:

@@ -678,11 +678,13 @@ class Session(AbstractContextManager["Session"]):
         rank = int(command["rank"])
         data_follows = not isinstance(data, Loader) or data.can_take_rank(manager.generation.world)
         interchangeable = self._any_rank and data_follows and not self._is_sharded() and rank in roles.roles[roles.now]
+        gpu = hot_spare.own_gpu()
         hot_spare.activate(command)
+        other_gpu = hot_spare.own_gpu() != gpu  # its model and its context stay on the one on which it warmed up
         manager.put_back(command)
         same_rank = rank == manager.generation.rank and not roles.warmed
         other_rank_kept = unmanaged.libraries_with_other_rank(rank, manager.generation.world)
-        if self._loop is not None or other_rank_kept or not (interchangeable or same_rank) or not manager.startup_matches():
+        if self._loop is not None or other_gpu or other_rank_kept or not (interchangeable or same_rank) or not manager.startup_matches():
             raise RestartScript({"RANK": str(rank), "HOLDFAST_FRESH": "1"})
         offloaded.reallocate()
 

@@ -204,3 +204,27 @@ def test_a_controller_does_not_reuse_the_id_of_an_unreachable_hot_spare() -> Non
     agents.nodes.append("away")
     after.reattach("away", {str(old): {"role": 1, "ready": True}}, 4)
     assert {number: one.node for number, one in after.spares.items()} == {old: "away", new: "s"}
+
+
+def test_each_hot_spare_has_a_local_rank_of_its_own() -> None:
+    """And so a GPU: neither a rank nor another hot spare of its node has it, and what has ended leaves its own."""
+    pool, agents, _ = a_pool("s", "m")
+
+    def request(ranks: dict[str, set[int]]) -> HotSpareRequest:
+        return HotSpareRequest(
+            roles=ROLES,
+            world=4,
+            environment=lambda rank, number, role: {"RANK": str(rank), "LOCAL_RANK": "0", "N": str(number), "P": str(role)},
+            ranks_per_node=4,
+            local_ranks=lambda node: ranks.get(node, set()),
+        )
+
+    pool.start("s", [0, 1, 1], request({}))
+    pool.start("m", [0, 1, 1], request({"m": {0, 2}}))
+    given = [(node, one["environment"]["LOCAL_RANK"]) for node, _, spares in agents.orders for one in spares]
+    assert given[:5] == [("s", "0"), ("s", "1"), ("s", "2"), ("m", "1"), ("m", "3")]
+    first = min(pool.spares)
+    assert pool.spares[max(pool.spares)].local_rank is None  # the node has no more of them
+    pool.take([first])
+    (again,) = pool.start("s", [0], request({"s": {1}}))
+    assert pool.spares[again].local_rank == 0

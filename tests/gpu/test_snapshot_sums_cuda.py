@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from holdfast.memstore.shared_memory import SLICE_BYTES, Snapshot, UnusableSnapshot, labels, word_sum
-from holdfast.runtime.snapshots.checksum import device_sum
+from holdfast.runtime.snapshots.checksum import device_sums
 from tests.runtime.trainer import FIRST, Trainer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")]
@@ -19,7 +19,8 @@ STEP = FIRST + 2
 def test_the_device_sums_what_it_holds(size: int) -> None:
     """As the host would."""
     data = torch.randint(0, 256, (size + 3,), dtype=torch.uint8)
-    assert int(device_sum(data.cuda()[3:])) % 2**64 == word_sum(data[3:].numpy().tobytes())
+    padded = torch.nn.functional.pad(data.cuda()[3:], (0, SLICE_BYTES - size))
+    assert int(device_sums(padded)) % 2**64 == word_sum(data[3:].numpy().tobytes())
 
 
 def test_a_sum_is_that_of_the_source_and_not_of_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from holdfast.runtime.groups import state_transfer
 from holdfast.runtime.state.tensors import bytes_of
+from tests.runtime.counting_device import CountingRuntime
 
 MEGABYTE = 2**20
 
@@ -63,3 +64,39 @@ def test_a_receiver_uses_its_own_tensors_where_they_fit() -> None:
     assert found["fits"] is own["fits"]
     assert state_transfer.shapes(found) == state_transfer.shapes(wanted)
     assert not {id(one) for name, one in found.items() if name != "fits"} & {id(one) for one in own.values()}
+
+
+class Wire:
+    """Two ends of a connection in this process: what is sent is what the buffer holds when its turn comes."""
+
+    def __init__(self) -> None:
+        self.sent: list[torch.Tensor] = []
+
+    def backend(self, _device: str) -> Wire:
+        """Return itself."""
+        return self
+
+    def send(self, tensors: list[torch.Tensor], _to: int, _tag: int) -> Wire:
+        """Keep the bytes."""
+        self.sent.append(tensors[0].clone())
+        return self
+
+    def recv(self, tensors: list[torch.Tensor], _source: int, _tag: int) -> Wire:
+        """Give the next bytes."""
+        tensors[0].copy_(self.sent.pop(0))
+        return self
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+
+def test_a_device_sends_and_receives_through_a_few_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No buffer is used again before its copy to the device has arrived; two senders take turns."""
+    monkeypatch.setattr(state_transfer, "SLICE", 64)
+    tensors, wires = [some(1000), some(3)], [Wire(), Wire()]
+    sent = [state_transfer.send(wire, 1, tensors, n, 2, runtime=CountingRuntime()) for n, wire in enumerate(wires)]  # type: ignore[arg-type]
+    there, runtimes = [torch.zeros_like(one) for one in tensors], [CountingRuntime(), CountingRuntime()]
+    arrivals = [state_transfer.receive(wire, 0, there, n, 2, runtime=runtimes[n]) for n, wire in enumerate(wires)]  # type: ignore[arg-type]
+    assert state_transfer.finish(arrivals) == sent
+    assert all(map(torch.equal, there, tensors))
+    assert [one.held for one in runtimes] == [1, 1]

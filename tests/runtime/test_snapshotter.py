@@ -188,7 +188,7 @@ def test_an_error_in_copying_costs_a_snapshot_and_no_step(tmp_path: Path, monkey
         raise RuntimeError("the device says no")
 
     with monkeypatch.context() as broken:
-        broken.setattr(trainer.snapshotter._copier._mover, "copy", fails)
+        broken.setattr(trainer.snapshotter._copier.slices, "submit", fails)
         trainer.to(FIRST + 4)
     assert trainer.snapshotter.counts.given_up == 2
     trainer.to(FIRST + 6)

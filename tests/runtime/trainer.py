@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from holdfast.runtime.snapshots.config import SnapshotConfig, SnapshotPlace
 from holdfast.runtime.snapshots.copy_schedule import PROFILE, SnapshotLimits
+from holdfast.runtime.snapshots.device_runtime import DeviceRuntime
 from holdfast.runtime.snapshots.restore import Restorer, SnapshotSource
 from holdfast.runtime.snapshots.restore_planner import Fetch, SnapshotRef
 from holdfast.runtime.snapshots.snapshotter import Snapshotter
@@ -43,7 +44,15 @@ opened: list[Snapshotter] = []
 class Trainer:
     """A training and its snapshotter."""
 
-    def __init__(self, memstore: Path, *, limit: int = 0, place: SnapshotPlace | None = None, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        memstore: Path,
+        *,
+        limit: int = 0,
+        place: SnapshotPlace | None = None,
+        device: str = "cpu",
+        runtime: DeviceRuntime | None = None,
+    ) -> None:
         torch.manual_seed(3)
         self.net = Net().to(device)
         self.device = device
@@ -53,7 +62,10 @@ class Trainer:
         self.training = Training(model=self.net, optimizers=[self.optimizer], schedulers=[self.scheduler], extra=self.extra)
         self.idle = WaitWindows()
         self.snapshotter = Snapshotter(
-            self.training, SnapshotConfig(memstore=memstore, max_bytes=limit, limits=SnapshotLimits()), windows=self.idle
+            self.training,
+            SnapshotConfig(memstore=memstore, max_bytes=limit, limits=SnapshotLimits()),
+            windows=self.idle,
+            runtime=runtime,
         )
         opened.append(self.snapshotter)
         self.snapshotter.set_place(place or SnapshotPlace(0, 1, "net"), 1)

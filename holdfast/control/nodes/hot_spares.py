@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
@@ -32,6 +33,9 @@ class HotSpareRequest:
     world: int
     environment: Callable[[int, int, int], dict[str, str]]
     """From a rank, a hot spare's id and the role that it warms up for to its environment."""
+    ranks_per_node: int = 0
+    local_ranks: Callable[[str], AbstractSet[int]] = lambda _node: frozenset()
+    """The local ranks, and so the GPUs, that the job's ranks on a node have."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,6 +47,8 @@ class HotSpareState:
     role: int
     """The role that it warms up for."""
     world: int
+    local_rank: int | None = None
+    """The local rank of its own, and so its GPU; None where all of the node's have a rank, or an earlier controller started it."""
     agent: object = None
     """The client of the agent that started it: another agent on the same node does not know it."""
     ready: bool = False
@@ -159,11 +165,21 @@ class HotSparePool:
         hot_spares: list[dict[str, Any]] = []
         for role in roles:
             number, self._next = self._next, self._next + 1
-            self.spares[number] = HotSpareState(id=number, node=node, role=role, world=wanted.world, agent=self._agents.agent(node))
-            hot_spares.append({"id": number, "environment": wanted.environment(min(wanted.roles[role]), number, role)})
+            environment, local = wanted.environment(min(wanted.roles[role]), number, role), self._free_local_rank(node, wanted)
+            if local is not None:
+                environment["LOCAL_RANK"] = str(local)
+            self.spares[number] = HotSpareState(
+                id=number, node=node, role=role, world=wanted.world, local_rank=local, agent=self._agents.agent(node)
+            )
+            hot_spares.append({"id": number, "environment": environment})
         ids = [one["id"] for one in hot_spares]
         self._starting.append((ids, self._agents.send_command_async(node, "start-hot-spares", hot_spares=hot_spares)))
         return ids
+
+    def _free_local_rank(self, node: str, wanted: HotSpareRequest) -> int | None:
+        """Return the lowest local rank of *node* that no rank and no other hot spare has: two processes must not share a GPU."""
+        taken = set(wanted.local_ranks(node)) | {one.local_rank for one in self.spares.values() if one.node == node}
+        return next((number for number in range(wanted.ranks_per_node) if number not in taken), None)
 
     def settle(self) -> None:
         """Handle rejected start commands."""

@@ -176,7 +176,14 @@ class JobNodes:
     def hot_spare_spec(self) -> HotSpareRequest:
         """Return what this job's hot spares have to be able to do."""
         generations = self.generations
-        return HotSpareRequest(roles=generations.roles, world=generations.rank_table.width, environment=self._hot_spare_environment)
+        places, membership = generations.rank_table.places, generations.state.membership
+        return HotSpareRequest(
+            roles=generations.roles,
+            world=generations.rank_table.width,
+            environment=self._hot_spare_environment,
+            ranks_per_node=generations.ranks_per_node,
+            local_ranks=lambda node: {places[rank] for rank in membership.get(node, ()) if rank in places},
+        )
 
     def _hot_spare_environment(self, rank: int, number: int, role: int) -> dict[str, str]:
         """Return the environment of hot spare *number*, which imitates *rank* until it gets a rank, and offloads the state of *role*."""

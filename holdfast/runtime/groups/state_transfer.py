@@ -9,16 +9,19 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
+from torch.distributed import Work
 
 from holdfast.runtime.groups.backends import HOST, BackendGroup, BuildOptions, build, in_thread
 from holdfast.runtime.groups.kv_store import GenerationStore
 from holdfast.runtime.groups.process_group import ManagedGroup
+from holdfast.runtime.snapshots.device_runtime import DeviceRuntime, runtime_of
 from holdfast.runtime.snapshots.restore_planner import RestorePlan, Transfer
+from holdfast.runtime.state.pinned_ring import PinnedRing
 from holdfast.runtime.state.tensors import bytes_of, fills_its_memory, local_of
 from holdfast.runtime.state.training import Training
 from holdfast.tensor_layout import contiguous
@@ -57,51 +60,109 @@ def digest(parts: Iterable[Tensor]) -> str:
     """
     total = hashlib.sha256()
     for part in parts:
-        if part.storage_offset() % 8:  # a parameter that is a view into a flat buffer: words must be aligned
-            part = part.clone()  # noqa: PLW2901 (the same bytes)
-        words = part.numel() // 8 * 8
-        head = part[:words].view(torch.int64)
-        blocks = head.numel() // (_BLOCK // 8) * (_BLOCK // 8)
-        sums = [head[:blocks].view(-1, _BLOCK // 8).sum(1), head[blocks:].sum().reshape(1), part[words:].sum(dtype=torch.int64).reshape(1)]
-        total.update(torch.cat(sums).cpu().numpy().tobytes())
+        total.update(_sums(part))
     return total.hexdigest()
 
 
-def send(inner: BackendGroup, to: int, tensors: Sequence[Tensor], share: int, shares: int) -> tuple[str, int]:
-    """Send this sender's slices to member *to* of the group, from pinned memory if they are on a GPU; return digest and bytes."""
+def _sums(part: Tensor) -> bytes:
+    if part.storage_offset() % 8:  # a parameter that is a view into a flat buffer: words must be aligned
+        part = part.clone()
+    words = part.numel() // 8 * 8
+    head = part[:words].view(torch.int64)
+    blocks = head.numel() // (_BLOCK // 8) * (_BLOCK // 8)
+    sums = [head[:blocks].view(-1, _BLOCK // 8).sum(1), head[blocks:].sum().reshape(1), part[words:].sum(dtype=torch.int64).reshape(1)]
+    return torch.cat(sums).cpu().numpy().tobytes()
+
+
+def send(  # noqa: PLR0913 (one transfer)
+    inner: BackendGroup, to: int, tensors: Sequence[Tensor], share: int, shares: int, *, runtime: DeviceRuntime | None = None
+) -> tuple[str, int]:
+    """Send this sender's slices to member *to* of the group; return digest and bytes.
+
+    Those on a device go through a small ring of pinned buffers; *runtime*: that of the device, by default of the tensors' own.
+    """
     parts = list(slices(tensors, share, shares))
-    staged = [part if part.device.type == "cpu" else _pinned(part).copy_(part) for part in parts]
-    works = [inner.backend("cpu").send([part], to, TAG) for part in staged]
-    sent = digest(staged)
-    for work in works:
-        work.wait()
+    backend, runtime = inner.backend("cpu"), runtime or _runtime_of(parts)
+    if runtime is None:
+        works = [backend.send([part], to, TAG) for part in parts]
+        sent = digest(parts)
+        for work in works:
+            work.wait()
+        return sent, sum(part.numel() for part in parts)
+    ring = PinnedRing(runtime, min(SLICE, max(part.numel() for part in parts)))
+
+    def leaving() -> Iterator[Tensor]:
+        for part in parts:
+            buffer = ring.fetch(part) if part.device == runtime.device else ring.take(part.numel()).copy_(part)
+            ring.hold(backend.send([buffer], to, TAG).wait)
+            yield buffer
+
+    sent = digest(leaving())  # of what the device had, while it is sent
+    ring.close()
     return sent, sum(part.numel() for part in parts)
 
 
-def receive(inner: BackendGroup, source: int, tensors: Sequence[Tensor], share: int, shares: int) -> Callable[[], tuple[str, int]]:
-    """Start to receive the slices of member *source*; return a function that waits for them and returns digest and bytes."""
+Arrival = Generator[None, None, tuple[str, int]]
+"""Receives a slice each time it is asked for the next one; its result is the digest and the number of bytes."""
+
+
+def receive(  # noqa: PLR0913 (as above)
+    inner: BackendGroup, source: int, tensors: Sequence[Tensor], share: int, shares: int, *, runtime: DeviceRuntime | None = None
+) -> Arrival:
+    """Start to receive the slices of member *source*, to be finished by `finish`; *runtime*: as that of `send`."""
     parts = list(slices(tensors, share, shares))
-    staged = [part if part.device.type == "cpu" else _pinned(part) for part in parts]
-    works = [inner.backend("cpu").recv([part], source, TAG) for part in staged]
+    backend, runtime = inner.backend("cpu"), runtime or _runtime_of(parts)
+    if runtime is not None:
+        return _through_ring(backend, source, parts, runtime)
+    works = [backend.recv([part], source, TAG) for part in parts]
 
-    def arriving() -> Iterator[Tensor]:
-        for work, part, arrived in zip(works, parts, staged, strict=True):
+    def arriving() -> Arrival:
+        total = hashlib.sha256()
+        for work, part in zip(works, parts, strict=True):
             work.wait()
-            if part is not arrived:
-                part.copy_(arrived, non_blocking=True)
-            yield arrived
+            total.update(_sums(part))  # of what is there, while the rest still arrives
+            yield
+        return total.hexdigest(), sum(part.numel() for part in parts)
 
-    def finish() -> tuple[str, int]:
-        received = digest(arriving())  # of what is there, while the rest still arrives
-        if any(part.device.type == "cuda" for part in parts):
-            torch.cuda.synchronize()
-        return received, sum(part.numel() for part in parts)
-
-    return finish
+    return arriving()
 
 
-def _pinned(part: Tensor) -> Tensor:
-    return torch.empty(part.shape, dtype=torch.uint8, pin_memory=True)
+def _through_ring(backend: Any, source: int, parts: Sequence[Tensor], runtime: DeviceRuntime) -> Arrival:  # noqa: ANN401 (gloo's)
+    """Receive *parts* one ahead of the other into pinned buffers, and copy each to its device from there."""
+    total, ring = hashlib.sha256(), PinnedRing(runtime, min(SLICE, max(part.numel() for part in parts)))
+
+    def ask(part: Tensor) -> tuple[Tensor, Work]:
+        buffer = ring.take(part.numel())
+        return buffer, backend.recv([buffer], source, TAG)
+
+    for part in parts:
+        buffer, work = ask(part)
+        work.wait()
+        if part.device == runtime.device:
+            ring.put(part, buffer)
+        else:
+            part.copy_(buffer)
+        total.update(_sums(buffer))  # while it is copied
+        yield
+    ring.close()
+    return total.hexdigest(), sum(part.numel() for part in parts)
+
+
+def finish(arrivals: Sequence[Arrival]) -> list[tuple[str, int]]:
+    """Return digest and bytes of each of *arrivals*, which take turns: all senders send at the same time."""
+    results: dict[int, tuple[str, int]] = {}
+    while len(results) < len(arrivals):
+        for number, one in enumerate(arrivals):
+            if number not in results:
+                try:
+                    next(one)
+                except StopIteration as end:
+                    results[number] = end.value
+    return [results[number] for number in range(len(arrivals))]
+
+
+def _runtime_of(parts: Sequence[Tensor]) -> DeviceRuntime | None:
+    return next((runtime_of(part.device) for part in parts if part.device.type != "cpu"), None)
 
 
 def shape_of(tensor: Tensor) -> list[Any]:
@@ -210,10 +271,9 @@ class StateTransfer:
         device = next((one.device for one in self._training.model.parameters()), torch.device("cpu"))
         found = places_for(json.loads(self.get(f"shapes/{me}")), own, device)
         tensors = list(found.values())
-        started = [(source, share, receive(inner, place, tensors, share, of)) for inner, place, source, share, of in senders]
+        started = [receive(inner, place, tensors, share, of) for inner, place, _, share, of in senders]
         total = 0
-        for source, share, finish in started:
-            received, size = finish()
+        for (_, _, source, share, _), (received, size) in zip(senders, finish(started), strict=True):
             total += size
             if received != self.get(f"digest/{me}/{share}").decode():
                 raise TransferCorrupted(f"the state that rank {source} sent to rank {me} was corrupted on the way")

@@ -68,17 +68,45 @@ def main() -> None:
         worker()
 
 
+_NVML_CHECK: Final = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""Has `torch.cuda.is_available` ask NVML: asking CUDA would leave forks of this process without it."""
+
+
 def _preload(modules: list[str]) -> list[str]:
-    """Import *modules* and return those that could be; one that fails is left to the script."""
+    """Import *modules* and return those that could be; one that fails is left to the script.
+
+    Exit with a message when one of them has initialised CUDA: no fork of this process could use a GPU.
+    """
+    before = os.environ.get(_NVML_CHECK)
+    os.environ[_NVML_CHECK] = "1"
     done = []
     for name in modules:
-        try:
-            importlib.import_module(name)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 (a foreign package may raise anything, and the script may not need it)
-            print(f"{name} is not preloaded: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 (our log)
-        else:
-            done.append(name)
+        done += _import(name)
+        _refuse_cuda(name)
+    del os.environ[_NVML_CHECK]
+    if before is not None:
+        os.environ[_NVML_CHECK] = before
     return done
+
+
+def _refuse_cuda(what: str) -> None:
+    """Exit if CUDA is initialised in this process; *what* has run since the last look."""
+    torch = sys.modules.get("torch")
+    if torch is not None and getattr(torch, "cuda", None) is not None and torch.cuda.is_initialized():
+        sys.exit(
+            f"the import of {what} initialised CUDA, which no process that is forked from this one could use: move its CUDA calls into "
+            "functions, or take it out of `preload` in the job file"
+        )
+
+
+def _import(name: str) -> list[str]:
+    """Return *name* if it could be imported."""
+    try:
+        importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (a foreign package may raise anything, and the script may not need it)
+        print(f"{name} is not preloaded: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 (our log)
+        return []
+    return [name]
 
 
 # -- forking ----------------------------------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
 """The thread that copies a snapshot: slice by slice while training waits, and the rest before the state may change.
 
-A slice takes about 0.1 ms without the interpreter's lock, so that it hardly delays the end of a wait. The checksum of a slice is computed
-from its source, on the device where it is, and never from the copy: so it also detects damage in the copy.
+A slice takes about 0.1 ms without the interpreter's lock, so that it hardly delays the end of a wait; from a device many are copied at
+once, beside training. The checksum of a slice is computed from its source, on the device where it is, and never from the copy: so it also
+detects damage in the copy.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import threading
@@ -14,31 +14,23 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from holdfast.runtime.snapshots.checksum import device_sum, sum_of
+from holdfast.runtime.snapshots.device_runtime import DeviceRuntime
+from holdfast.runtime.snapshots.slice_copiers import DeviceCopier, HostCopier, SliceCopier, Task
 from holdfast.runtime.telemetry.wait_windows import WaitWindows
 
 _log = logging.getLogger("holdfast.runtime")
 
-_MASK: Final = (1 << 64) - 1
 SPREAD_PAUSE: Final = 0.001
 """Seconds between two checks of the time when copies are spread over a step."""
 NICE: Final = 10
 """Niceness of the thread, so that computing threads have priority when there are more of them than cores."""
 PROGRESS_BYTES: Final = 16 * 2**20
 """Bytes between two notifications about the progress of a copy, for readers that follow it."""
-
-
-class Task(NamedTuple):
-    """A slice to copy: flat byte views of the tensors that it spans, its offset in the file, and its size."""
-
-    sources: tuple[Tensor, ...]
-    begin: int
-    size: int
 
 
 @dataclass(slots=True)
@@ -57,7 +49,7 @@ class CopyWork:
     overlapped: float = 0.0
     """Seconds of copying inside windows."""
     seconds: float = 0.0
-    """Seconds of copying in all, in processor time."""
+    """Seconds of copying in all: of the processor, and of the device where copies run on one."""
     tail: float = 0.0
     """Seconds of it in the training thread, when the state was about to change."""
     spans: list[tuple[float, float, bool]] = field(default_factory=list)
@@ -67,6 +59,7 @@ class CopyWork:
     spread: float = 0.0
     """Seconds over which the copying is spread concurrently with training, where waits are not visible; 0: in windows only."""
     next: int = 0
+    """The first slice whose copying has not begun; those before it that have arrived have their checksum in `sums`."""
     done: bool = False
     given_up: bool = False
 
@@ -79,13 +72,14 @@ class CopyWork:
 class Copier:
     """Copies one snapshot at a time."""
 
-    def __init__(self, waits: WaitWindows, *, device: torch.device) -> None:
+    def __init__(self, waits: WaitWindows, runtime: DeviceRuntime | None = None) -> None:
+        """*runtime*: that of the device from which it copies; None where the state lies in host memory."""
         self._waits = waits
         self._wake = threading.Event()
         self._lock = threading.Lock()
         """Held for the length of one slice: its holder takes the next one."""
         self._work: CopyWork | None = None
-        self._mover = _DeviceCopier(device) if device.type == "cuda" else _HostCopier()
+        self.slices: SliceCopier = HostCopier() if runtime is None else DeviceCopier(runtime)
         self._thread: threading.Thread | None = None
 
     def begin(self, work: CopyWork) -> None:
@@ -93,7 +87,7 @@ class Copier:
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="holdfast-copier", daemon=True)
             self._thread.start()
-        self._mover.wait_for_training()
+        self.slices.wait_for_training()
         self._work = work
         self._waits.wake = None if work.spread else self._wake
         if work.spread or self._waits.open:
@@ -114,10 +108,11 @@ class Copier:
                 work.given_up = True
                 break
             with self._lock:
-                self._copy_slice(work, overlapped=False)
+                self._copy_slice(work, len(work.tasks), overlapped=False)
         with self._lock:  # the other thread may be in the middle of the last slice
             self._work = None
-        self._mover.hold_training()
+            self.slices.drop()
+        self.slices.hold_training()
         return work.done
 
     def give_up(self) -> None:
@@ -127,7 +122,8 @@ class Copier:
             work.given_up = True
         with self._lock:
             self._work = None
-        self._mover.hold_training()
+            self.slices.drop()
+        self.slices.hold_training()
 
     def _run(self) -> None:
         with suppress(OSError):
@@ -139,13 +135,14 @@ class Copier:
                 self._rest(work)
 
     def _copy_if_allowed(self, work: CopyWork) -> bool:
-        """Copy one slice if it is allowed now; return whether another one may be."""
-        if work.ended or work.next >= self._allowed(work):
+        """Copy a slice, or as many as are copied at once, if that is allowed now; return whether another one may be."""
+        allowed = self._allowed(work)
+        if work.ended or (work.next >= allowed and not self.slices.in_flight):
             return False
         with self._lock:
             if work is not self._work or not (self._waits.open or work.spread):
                 return False
-            self._copy_slice(work, overlapped=True)
+            self._copy_slice(work, allowed, overlapped=True)
         return True
 
     def _allowed(self, work: CopyWork) -> int:
@@ -164,8 +161,8 @@ class Copier:
         if work is not None and self._waits.open and not work.ended and work.next < self._allowed(work):
             self._wake.set()  # a window was opened just now
 
-    def _copy_slice(self, work: CopyWork, *, overlapped: bool) -> None:
-        """Copy the next slice; on an error give this snapshot up."""
+    def _copy_slice(self, work: CopyWork, allowed: int, *, overlapped: bool) -> None:
+        """Copy the next slices, none from *allowed* on, and take note of those that have arrived; on an error give this snapshot up."""
         if work.ended:
             return
         begin, used = time.perf_counter(), time.thread_time()
@@ -175,20 +172,26 @@ class Copier:
                 work.given_up = work.target is None
                 begin, used = time.perf_counter(), time.thread_time()  # mapping memory for the first time takes longer than any copy
             if work.target is not None and not work.given_up:
-                if work.next < len(work.tasks):
-                    task = work.tasks[work.next]
-                    work.sums.append(self._mover.copy(task, work.target))
-                    work.next += 1
-                    copied = task.begin + task.size
-                    if copied // PROGRESS_BYTES != task.begin // PROGRESS_BYTES:
-                        work.on_progress(copied)
-                if work.next >= len(work.tasks):
-                    work.done = True
-                    work.on_end(work)
+                batch = work.tasks[work.next : min(work.next + self.slices.batch, allowed)]
+                if batch:
+                    self.slices.submit(batch, work.target)
+                    work.next += len(batch)
+                self._note_arrived(work, self.slices.arrived(wait=not batch or work.next >= len(work.tasks)))
         except Exception:  # noqa: BLE001 (training goes on without this snapshot, whatever the error is)
             _log.exception("a snapshot in memory is given up")
             work.given_up, work.done = True, False
-        self._account(work, begin, time.thread_time() - used, overlapped=overlapped)
+        self._account(work, begin, time.thread_time() - used + self.slices.device_seconds(), overlapped=overlapped)
+
+    def _note_arrived(self, work: CopyWork, arrived: Sequence[tuple[Task, int]]) -> None:
+        """Keep the checksums of slices that have arrived, and end the work with the last one."""
+        for task, checksum in arrived:
+            work.sums.append(checksum)
+            copied = task.begin + task.size
+            if copied // PROGRESS_BYTES != task.begin // PROGRESS_BYTES:
+                work.on_progress(copied)
+        if len(work.sums) >= len(work.tasks):
+            work.done = True
+            work.on_end(work)
 
     def _account(self, work: CopyWork, begin: float, used: float, *, overlapped: bool) -> None:
         """Record what a slice has cost, and whether training waited meanwhile."""
@@ -205,52 +208,6 @@ class Copier:
             work.spans[-1] = (work.spans[-1][0], end, waited)
         else:
             work.spans.append((begin, end, waited))
-
-
-class _HostCopier:
-    """Copies within host memory."""
-
-    def copy(self, task: Task, target: Tensor) -> int:
-        """Copy a slice; return the checksum of its source."""
-        source = task.sources[0] if len(task.sources) == 1 else torch.cat(task.sources)
-        ctypes.memmove(target.data_ptr() + task.begin, source.data_ptr(), task.size)  # without the interpreter's lock
-        return sum_of(source)
-
-    def wait_for_training(self) -> None:
-        """Nothing to wait for: what training wrote is in memory."""
-
-    def hold_training(self) -> None:
-        """No copy is in flight."""
-
-
-class _DeviceCopier:
-    """Copies from a GPU into pinned memory, on a stream of its own."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._stream = device, torch.cuda.Stream(device, priority=0)
-        self._pinned: dict[int, int] = {}
-
-    def wait_for_training(self) -> None:
-        """Copy only after all kernels that training has launched so far."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-
-    def copy(self, task: Task, target: Tensor) -> int:
-        """Copy a slice and wait for it; return the checksum of its source, computed on the device."""
-        if self._pinned.get(target.data_ptr()) != target.numel():  # copies run concurrently with kernels only from pinned memory
-            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(target.data_ptr(), target.numel(), 0))
-            self._pinned[target.data_ptr()] = target.numel()
-        part = target[task.begin : task.begin + task.size]
-        with torch.cuda.stream(self._stream):
-            sources = [one.to(self._device, non_blocking=True) for one in task.sources]  # step counters are on the host
-            source = sources[0] if len(sources) == 1 else torch.cat(sources)
-            part.copy_(source, non_blocking=True)
-            checksum = device_sum(source).to("cpu", non_blocking=True)
-        self._stream.synchronize()
-        return int(checksum) & _MASK
-
-    def hold_training(self) -> None:
-        """Let kernels that change the state wait for copies in flight."""
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
 def slot_tensor(data: memoryview) -> Tensor:

@@ -65,13 +65,13 @@ class CopySchedule:
     copy: float = 0.0
     """Seconds of copying."""
     overlapped: float = 0.0
-    """Seconds of copying that fit into the windows."""
+    """Seconds of copying during which training goes on or waits anyway."""
     reason: str = ""
 
     @property
     def pause(self) -> float:
         """Return the predicted seconds for which training pauses for one snapshot."""
-        return 0.0 if self.spread else max(0.0, self.copy - self.overlapped)
+        return max(0.0, self.copy - self.overlapped)
 
     @property
     def overhead(self) -> float:
@@ -165,17 +165,23 @@ def plan(profile: Profile, sizes: Sequence[int], bandwidth: float, limits: Snaps
 
     *paused*: measured seconds for which training paused for a snapshot that used all windows; without it they are predicted.
 
+    Copies that run concurrently with training are spread over the step; what does not fit there, and what was *paused*, counts as a pause.
+
     Long windows are used first, so that short waits are not disturbed; as many as hold the copy `RESERVE` times. When all of them
     together are too small, the rest is a pause before the state changes: at every step if the limits allow that, else every n-th.
     """
     copy, step = sum(sizes) / bandwidth, profile.step
     windows = profile.predicted()
     facts = {"slices": len(sizes), "step": step, "idle": profile.idle, "copy": copy}
-    if not windows or limits.concurrent:
-        spread = 0.8 * step
-        if copy <= spread:
-            reason = "the copy is spread over the step, concurrently with training: its waits are not visible from outside"
-            return CopySchedule(spread=spread, every=max(1, limits.every), overlapped=copy, reason=reason, **facts)  # type: ignore[arg-type]
+    spread = 0.8 * step
+    if limits.concurrent and spread:
+        pause = max(0.0, copy - spread) if paused is None else paused
+        every, why = _interval(pause, step, limits) if pause else (max(1, limits.every), "its waits are not visible from outside")
+        reason = f"the copy is spread over the step, concurrently with training: {why}"
+        return CopySchedule(spread=spread, every=every, overlapped=copy - min(pause, copy), reason=reason, **facts)  # type: ignore[arg-type]
+    if not windows and copy <= spread:
+        reason = "the copy is spread over the step, concurrently with training: its waits are not visible from outside"
+        return CopySchedule(spread=spread, every=max(1, limits.every), overlapped=copy, reason=reason, **facts)  # type: ignore[arg-type]
     chosen: list[PredictedWindow] = []
     for one in sorted(windows, key=lambda one: -one.length):
         if sum(each.length for each in chosen) * (1 - MARGIN) >= RESERVE * copy:

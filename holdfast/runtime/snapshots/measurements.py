@@ -66,7 +66,7 @@ class StepMeasurements:
         """Seconds for which training paused for each of the newest snapshots."""
         self.overhead = Overhead(limits.overhead)
         self._spent: deque[float] = deque(maxlen=ENOUGH + 1)
-        """Processor seconds of the newest copies."""
+        """Seconds of the newest copies, of the processor or the device."""
         self._delays: deque[float] = deque(maxlen=2 * ENOUGH)
         """Fraction of the newest steps for which the training thread waited for a core."""
         self._used: deque[float] = deque(maxlen=2 * ENOUGH)
@@ -98,7 +98,7 @@ class StepMeasurements:
             self._compares = spent > TRIFLE and spent > HARMLESS * self._limits.overhead * self.profile.step
 
     def add_copy(self, size: int, seconds: float) -> None:
-        """Add a copy of *size* bytes that took *seconds* of processor time."""
+        """Add a copy of *size* bytes that took *seconds* of the processor or the device."""
         self._spent.append(seconds)
         if size and seconds > 0:
             self._bandwidth = size / seconds if not self._copies else 0.8 * self._bandwidth + 0.2 * size / seconds
@@ -109,13 +109,13 @@ class StepMeasurements:
         """Return the steps between two snapshots that this rank needs; the largest number of all ranks is used.
 
         On saturated cores a step becomes longer by the fraction that copies add to its processor time. That gives a lower bound after a
-        few copies, however much the steps vary. On free cores copies take nothing from training.
+        few copies, however much the steps vary. On free cores, and where a device copies, they take nothing from training.
         """
         planned = self.plan.every if self.plan is not None else max(1, self._limits.every)
         if not self._compares:
             return planned
         least = 1
-        if self._delays and median(self._delays) >= SATURATED and median(self._used):
+        if not self._limits.concurrent and self._delays and median(self._delays) >= SATURATED and median(self._used):
             fraction = median(self._spent) / median(self._used)
             least = min(MOST_EVERY, max(1, math.ceil(fraction / self._limits.overhead)))
         return max(planned, self.overhead.every, least)
@@ -142,4 +142,5 @@ class StepMeasurements:
         if plan.slices != slices or (self._copies > 0 and not self._from_measured):
             return True
         due = self._steps >= self._planned_at + REPLAN
-        return due and (plan.pause > 0 or self.profile.has_drifted(plan))
+        pauses = self._limits.concurrent and bool(self.pauses) and median(self.pauses) > TRIFLE  # a device is slower than its schedule says
+        return due and (plan.pause > 0 or pauses or self.profile.has_drifted(plan))

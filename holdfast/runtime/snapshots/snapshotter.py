@@ -28,9 +28,11 @@ from holdfast.runtime.agent_client import link
 from holdfast.runtime.checkpoint.storage_errors import StorageError, StorageErrorReporter
 from holdfast.runtime.snapshots import copy_schedule
 from holdfast.runtime.snapshots.config import PendingWrite, SnapshotConfig, SnapshotCounts, SnapshotPlace, StepTrace
-from holdfast.runtime.snapshots.copier import Copier, CopyWork, Task, slot_tensor
+from holdfast.runtime.snapshots.copier import Copier, CopyWork, slot_tensor
+from holdfast.runtime.snapshots.device_runtime import CapturedStep, DeviceRuntime, runtime_of
 from holdfast.runtime.snapshots.measurements import RunDelay, StepMeasurements
 from holdfast.runtime.snapshots.overhead import is_control
+from holdfast.runtime.snapshots.slice_copiers import Task
 from holdfast.runtime.state.state_layout import StateLayout
 from holdfast.runtime.state.tensors import bytes_of, local_of
 from holdfast.runtime.state.training import Training
@@ -80,11 +82,20 @@ class _Step:
 class Snapshotter:
     """Takes one rank's snapshots."""
 
-    def __init__(self, training: Training, config: SnapshotConfig, *, windows: WaitWindows | None = None) -> None:
+    def __init__(  # noqa: PLR0915 (the state of a snapshotter)
+        self,
+        training: Training,
+        config: SnapshotConfig,
+        *,
+        windows: WaitWindows | None = None,
+        runtime: DeviceRuntime | None = None,
+    ) -> None:
+        """*runtime*: that of the device on which *training* is; by default that of its parameters' device."""
         device = next((one.device for one in training.model.parameters()), torch.device("cpu"))
+        runtime = runtime or runtime_of(device)
         self._training, self._config = training, config
         self._waits = windows or process_waits()
-        self._copier = Copier(self._waits, device=device)
+        self._copier = Copier(self._waits, runtime)
         self._slots: list[Slot] = []
         self._sealed: dict[int, tuple[int, int]] = {}
         """Slot to step and lineage of the complete snapshot in it."""
@@ -102,7 +113,7 @@ class Snapshotter:
         self._lag_reported = False
         self.replicas_behind = False
         """Replicas of some rank are behind: the replicated snapshot must not be overwritten, so no other one is begun."""
-        self.planning = StepMeasurements(replace(config.limits, concurrent=device.type == "cuda"))
+        self.planning = StepMeasurements(replace(config.limits, concurrent=runtime is not None))
         self.every = max(1, config.limits.every)
         """Steps between two snapshots, agreed by all ranks."""
         self.control = 0
@@ -121,7 +132,7 @@ class Snapshotter:
         self.enabled = True
         """Benchmarks turn it off for single steps."""
         for optimizer in training.optimizers:
-            optimizer.register_step_pre_hook(lambda *_: self.finish())
+            optimizer.register_step_pre_hook(lambda *_: self._before_change())
 
     def close(self) -> None:
         """Take no more snapshots; complete ones stay."""
@@ -159,7 +170,7 @@ class Snapshotter:
 
     def _open_slot(self, place: SnapshotPlace) -> Path:
         path = self._path_of(place, len(self._slots))
-        self._slots.append(Slot(path))
+        self._slots.append(Slot(path, on_map=self._copier.slices.pin, on_unmap=self._copier.slices.unpin))
         write_requests.drop(path)  # of an earlier process: the checkpoint writer may never have received it
         return path
 
@@ -283,7 +294,10 @@ class Snapshotter:
         """Begin a snapshot of the state after *step*, which is `due`; *small*: tensors that may change before the next step is applied.
 
         The training thread copies only what may change at any moment. The slot is opened with the first slice, while training waits.
+        Raise `CapturedStep` where a CUDA graph is captured.
         """
+        if self._copier.slices.is_capturing():
+            raise CapturedStep("the beginning of a step")
         begin, place, self._step.copied = time.perf_counter(), self._place, True
         assert place is not None
         tasks = self._make_tasks(place)
@@ -329,6 +343,15 @@ class Snapshotter:
             self._tasks.append(Task(tuple(flats[one.tensor][one.begin : one.begin + one.length] for one in spanned), offset, size))
             offset += size
         return self._tasks
+
+    def _before_change(self) -> None:
+        """Complete the current snapshot before the optimizer's step; raise `CapturedStep` where the step does not run now.
+
+        In a captured step this would run once, and never at a replay: the copies of later snapshots would be torn, with right checksums.
+        """
+        if self._copier.slices.is_capturing():
+            raise CapturedStep("`optimizer.step()`")
+        self.finish()
 
     def finish(self) -> None:
         """Complete the current snapshot: the state is about to change."""

@@ -1,0 +1,175 @@
+"""The calls of an accelerator's runtime that snapshots need: pinned memory, a stream of its own, and events.
+
+They are few and in one place, so that what uses them runs in tests without a GPU too, over a runtime that counts what is registered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class CapturedStep(RuntimeError):
+    """A CUDA graph is captured where Python must run at every step."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} is being captured into a CUDA graph: its replays would change the state without waiting for the snapshot that is "
+            "copied from it, and without the ranks' vote. Capture forward and backward only, and call the optimizer outside of the graph; "
+            "or turn snapshots off (`checkpoint: {memory: {interval: 0}}`) and use `groups: auto`"
+        )
+
+
+class CopyEvent(Protocol):
+    """A point in the stream of copies."""
+
+    def query(self) -> bool:
+        """Return whether everything before it has been done."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until everything before it has been done."""
+        ...
+
+    def milliseconds_until(self, end: CopyEvent) -> float:
+        """Return the time from this point to *end*, which both have passed."""
+        ...
+
+
+class DeviceRuntime(Protocol):
+    """One device, and a stream on it for copies."""
+
+    device: torch.device
+
+    def register(self, address: int, size: int) -> None:
+        """Pin *size* bytes of host memory: only from and to such memory copies run beside kernels. Raise ``RuntimeError``."""
+        ...
+
+    def unregister(self, address: int) -> None:
+        """Undo `register`, before the memory is unmapped. Raise ``RuntimeError``."""
+        ...
+
+    def on_stream(self) -> AbstractContextManager[None]:
+        """Have what is launched in the block run on the stream of copies."""
+        ...
+
+    def record(self) -> CopyEvent:
+        """Return the current end of the stream of copies."""
+        ...
+
+    def to_host(self, target: Tensor, source: Tensor) -> None:
+        """Begin to copy *source* into host memory, on the stream of copies, after everything that was launched on it."""
+        ...
+
+    def from_host(self, target: Tensor, source: Tensor) -> None:
+        """Begin to copy *source*, pinned host memory, into *target* on the device, as `to_host` does the other way."""
+        ...
+
+    def pinned(self, size: int, dtype: torch.dtype) -> Tensor:
+        """Return *size* elements of pinned host memory."""
+        ...
+
+    def wait_for_training(self) -> None:
+        """Have copies begin only after all that training has launched so far."""
+        ...
+
+    def hold_training(self) -> None:
+        """Have what training launches from now on begin only after all copies that were launched so far."""
+        ...
+
+    def is_capturing(self) -> bool:
+        """Return whether the calling thread captures a CUDA graph: what it launches does not run now."""
+        ...
+
+
+class _CudaEvent:
+    """An event whose waiter sleeps: a thread that spins would take a core, and the interpreter's lock, from training."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._event = torch.cuda.Event(enable_timing=True, blocking=True)
+        self._event.record(stream)
+
+    def query(self) -> bool:
+        return bool(self._event.query())
+
+    def synchronize(self) -> None:
+        self._event.synchronize()
+
+    def milliseconds_until(self, end: CopyEvent) -> float:
+        assert isinstance(end, _CudaEvent)
+        return float(self._event.elapsed_time(end._event))  # noqa: SLF001 (its own class)
+
+
+class CudaRuntime:
+    """A CUDA device.
+
+    Every call sets the device first: the current device of a thread that has just started is 0, and a call there would make a context of
+    some hundred megabytes on a GPU that belongs to another rank.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        with torch.cuda.device(device):
+            self._stream = torch.cuda.Stream(device, priority=0)  # the lowest priority: kernels of training come first
+
+    def register(self, address: int, size: int) -> None:
+        """Pin host memory."""
+        with torch.cuda.device(self.device):
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, size, 0))
+
+    def unregister(self, address: int) -> None:
+        """Undo it."""
+        with torch.cuda.device(self.device):
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))
+
+    @contextmanager
+    def on_stream(self) -> Iterator[None]:
+        """Launch on the stream of copies."""
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            yield
+
+    def record(self) -> CopyEvent:
+        """Return the end of that stream."""
+        with torch.cuda.device(self.device):
+            return _CudaEvent(self._stream)
+
+    def to_host(self, target: Tensor, source: Tensor) -> None:
+        """Copy to pinned memory."""
+        target.copy_(source, non_blocking=True)
+
+    def from_host(self, target: Tensor, source: Tensor) -> None:
+        """Copy from pinned memory."""
+        target.copy_(source, non_blocking=True)
+
+    def pinned(self, size: int, dtype: torch.dtype) -> Tensor:
+        """Return pinned memory."""
+        with torch.cuda.device(self.device):
+            return torch.empty(size, dtype=dtype, pin_memory=True)
+
+    def wait_for_training(self) -> None:
+        """Wait for the current stream of the calling thread."""
+        with torch.cuda.device(self.device):
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def hold_training(self) -> None:
+        """Have the current stream of the calling thread wait."""
+        with torch.cuda.device(self.device):
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+
+    def is_capturing(self) -> bool:
+        """Ask for the current stream of the calling thread."""
+        with torch.cuda.device(self.device):
+            return torch.cuda.is_current_stream_capturing()
+
+
+def runtime_of(device: torch.device) -> DeviceRuntime | None:
+    """Return the runtime of *device*; None for host memory."""
+    return CudaRuntime(device) if device.type == "cuda" else None

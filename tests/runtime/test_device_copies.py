@@ -1,0 +1,168 @@
+"""Snapshots from a device, over a runtime that counts what is pinned and whose copies arrive late: the logic, not the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast.memstore.shared_memory import SLICE_BYTES, Slot, Snapshot, labels
+from holdfast.runtime.snapshots import copy_schedule
+from holdfast.runtime.snapshots.config import SnapshotPlace
+from holdfast.runtime.snapshots.copy_schedule import Profile, SnapshotLimits, plan
+from holdfast.runtime.snapshots.device_runtime import CapturedStep
+from holdfast.runtime.snapshots.measurements import ENOUGH, REPLAN, StepMeasurements
+from holdfast.runtime.snapshots.slice_copiers import DeviceCopier, Task
+from holdfast.runtime.snapshots.snapshotter import SLOTS
+from tests.mentions import mentions
+from tests.runtime.counting_device import CountingRuntime
+from tests.runtime.trainer import FIRST, Trainer, opened, restore, same, stored
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    """Close what takes snapshots when a test has ended."""
+    yield
+    while opened:
+        opened.pop().close()
+
+
+def test_every_registration_is_undone_and_none_is_made_twice(tmp_path: Path) -> None:
+    """A slot is mapped again at another size, and another rank's slots may come to lie where the old ones were."""
+    runtime = CountingRuntime()
+    trainer = Trainer(tmp_path, runtime=runtime)
+    trainer.to(FIRST + 4)
+    assert len(runtime.pinned_sizes) == len(runtime.registered) == SLOTS
+    trainer.net.rest.append(torch.nn.Linear(3, 500))  # the state grows
+    trainer.optimizer.add_param_group({"params": list(trainer.net.rest[-1].parameters())})
+    trainer.to(FIRST + 9)
+    sizes = {len(slot.data) for slot in trainer.snapshotter._slots}
+    assert set(runtime.pinned_sizes.values()) == sizes != {runtime.registered[0]}
+    assert len(runtime.registered) == 2 * SLOTS
+    trainer.snapshotter.set_place(SnapshotPlace(1, 2, "net"), 2)  # another rank: these slots are closed
+    assert runtime.pinned_sizes == {}
+    trainer.to(FIRST + 14)
+    assert len(runtime.pinned_sizes) == SLOTS
+    for path in labels(tmp_path):
+        with Snapshot(path) as one:
+            one.verify()
+    trainer.snapshotter.close()
+    opened.remove(trainer.snapshotter)
+    assert runtime.pinned_sizes == {}
+
+
+def test_a_snapshot_of_a_device_is_the_step_it_names(tmp_path: Path) -> None:
+    """Whatever arrives late: it is sealed when all of it lies on the host, and training changes the state after that."""
+    runtime = CountingRuntime()
+    trainer = Trainer(tmp_path, runtime=runtime)
+    trainer.to(FIRST + 2)
+    wanted = trainer.state()
+    trainer.begin()
+    trainer.end()
+    assert runtime.held >= 3
+    other = Trainer(tmp_path / "none")
+    assert len(restore(other, tmp_path, FIRST + 2)) == 1
+    assert same(other.state(), wanted)
+    trainer.begin()
+    trainer.snapshotter.give_up()  # nothing reads the state after that: the runtime would object
+    trainer.end()
+    trainer.to(FIRST + 5)
+    assert max(stored(tmp_path)) == FIRST + 4
+    assert trainer.snapshotter.counts.copied > 0
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 70])
+def test_batches_of_slices_arrive_in_order_with_the_sums_of_their_sources(count: int) -> None:
+    """Full batches, the last slice shorter, slices that span tensors, and some that lie on the host."""
+    runtime = CountingRuntime()
+    size = (count - 1) * SLICE_BYTES + 1001
+    data = torch.randint(0, 256, (size,), dtype=torch.uint8)
+    tasks = []
+    for begin in range(0, size, SLICE_BYTES):
+        part = data[begin : begin + SLICE_BYTES]
+        tasks.append(Task((part[:100], part[100:].clone()) if begin else (part,), begin, len(part)))
+    copier, target, arrived = DeviceCopier(runtime), torch.zeros(size, dtype=torch.uint8), []
+    for first in range(0, len(tasks), copier.batch):
+        copier.submit(tasks[first : first + copier.batch], target)
+        arrived += copier.arrived(wait=False)
+    arrived += copier.arrived(wait=True)
+    assert [task.begin for task, _ in arrived] == [task.begin for task in tasks]
+    assert torch.equal(target, data)
+    from holdfast.runtime.snapshots.checksum import sum_of  # noqa: PLC0415 (next to what it is compared with)
+
+    assert [checksum for _, checksum in arrived] == [sum_of(torch.cat(task.sources)) for task in tasks]
+
+
+def test_a_device_that_pins_no_memory_still_has_its_snapshots(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is reported once, with what to do."""
+    runtime = CountingRuntime(refuses=True)
+    trainer = Trainer(tmp_path, runtime=runtime)
+    trainer.to(FIRST + 4)
+    assert FIRST + 3 in stored(tmp_path)
+    (message,) = [one.message for one in caplog.records if "pinned" in one.message]
+    assert mentions(message, "ulimit -l", "cannot allocate memory")
+
+
+def test_a_step_in_a_graph_is_refused(tmp_path: Path) -> None:
+    """Its replays would change what a snapshot copies; the optimizer has not changed anything."""
+    runtime = CountingRuntime()
+    trainer = Trainer(tmp_path, runtime=runtime)
+    trainer.to(FIRST + 1)
+    trainer.begin()
+    before = trainer.state()["net"]
+    runtime.capturing = True
+    with pytest.raises(CapturedStep) as raised:
+        trainer.end()
+    assert mentions(str(raised.value), "optimizer.step()", "CUDA graph", "interval: 0")
+    assert same(
+        {name: value for name, value in trainer.state()["net"].items() if "norm" not in name},
+        {n: v for n, v in before.items() if "norm" not in n},
+    )
+    with pytest.raises(CapturedStep):
+        trainer.begin()
+    runtime.capturing = False
+    trainer.to(FIRST + 3)
+    assert FIRST + 2 in stored(tmp_path)
+
+
+def test_a_reader_of_a_slot_needs_no_device(tmp_path: Path) -> None:
+    """Hooks are called once for each mapping, with all of it, and for a mapping that is replaced."""
+    calls: list[tuple[str, int]] = []
+    slot = Slot(
+        tmp_path / "one", on_map=lambda data: calls.append(("map", len(data))), on_unmap=lambda data: calls.append(("unmap", len(data)))
+    )
+    for size in (8192, 4096, 0):
+        slot._resize(size)
+    slot.close()
+    assert calls == [("map", 8192), ("unmap", 8192), ("map", 4096), ("unmap", 4096)]
+
+
+def lived(step: float) -> Profile:
+    """Return the profile of steps without a visible wait."""
+    profile = Profile()
+    for _ in range(8):
+        profile.add(step, [])
+    return profile
+
+
+def test_the_limit_of_overhead_holds_on_devices() -> None:
+    """A copy that is longer than a step, and one that is shorter and pauses training all the same."""
+    limits = SnapshotLimits(overhead=0.01, concurrent=True)
+    fits = plan(lived(1.0), [SLICE_BYTES] * 100, 1e9, limits)
+    assert (fits.every, fits.pause, fits.spread) == (1, 0.0, 0.8)
+    long = plan(lived(0.1), [SLICE_BYTES] * 100, 1e9, limits)
+    assert long.spread == pytest.approx(0.08)  # the rest of it is copied beside training all the same
+    assert long.pause == pytest.approx(100 * SLICE_BYTES / 1e9 - 0.08)
+    assert long.every == 25
+    assert long.overhead <= 0.01
+    planning = StepMeasurements(limits)
+    planning.profile = lived(1.0)
+    planning.add_copy(SLICE_BYTES, SLICE_BYTES / 1e9)
+    assert planning.plan_for([SLICE_BYTES] * 100).every == 1
+    planning.pauses.extend([0.05] * ENOUGH)
+    late = [planning.plan_for([SLICE_BYTES] * 100) for _ in range(REPLAN)][-1]
+    assert late.every == 5
+    assert planning.wanted == 5
+    assert copy_schedule.plan(lived(1.0), [SLICE_BYTES], 1e9, limits, paused=0.0005).every == 1  # too short to skip one
