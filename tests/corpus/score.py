@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from holdfast.classify import Classification, classify
+from holdfast.classify.traceback_collector import MAX_GAP
 from holdfast.detectors.catalogue import CATALOGUE
 from holdfast.detectors.confirmation import acts_alone
 from holdfast.detectors.log_lines.heuristics import OTHERS
@@ -139,17 +140,27 @@ def flagged(lines: list[str]) -> list[Classification]:
     return [fault for page in classify(stream.read) for fault in page.faults]
 
 
+def event(fault: Classification, lines: list[str]) -> list[int]:
+    """Return the numbers of the lines that *fault* consists of: one, or a traceback, between whose lines other ranks may print theirs."""
+    numbers = [fault.line]
+    for one in filter(str.strip, fault.text.split("\n")[1:]):
+        ahead = range(numbers[-1], min(numbers[-1] + MAX_GAP + 1, len(lines)))
+        numbers += next(([index + 1] for index in ahead if lines[index].endswith(one)), [])
+    return numbers
+
+
 def tally(key: Key, lines: list[str], judged: Mapping[int, Label]) -> Tally:
-    """Compare the classifier's verdicts on a file with its labels."""
+    """Compare the classifier's verdicts on a file with its labels: a traceback is one verdict, on all of its lines."""
     origin, name = key
     result = Tally(lines=len(lines))
     kinds: dict[int, str] = {}
     for fault in flagged(lines):
-        kinds[fault.line] = fault.kind
-        label = judged.get(fault.line)
-        if label is None:
+        numbers = event(fault, lines)
+        kinds.update(dict.fromkeys(numbers, fault.kind))
+        found = [judged[number] for number in numbers if number in judged]
+        if not found:
             result.unlabelled += 1
-        if label is None or label.verdict == "harmless":
+        if all(label.verdict == "harmless" for label in found):
             alarm = origin, fault.kind, shape(lines[fault.line - 1])
             result.false_alarms[alarm] += 1
             result.acting[alarm] += acts(fault.kind, fault.text)
