@@ -141,7 +141,7 @@ def flagged(lines: list[str]) -> list[Classification]:
 
 
 def event(fault: Classification, lines: list[str]) -> list[int]:
-    """Return the numbers of the lines that *fault* consists of: one, or a traceback, between whose lines other ranks may print theirs."""
+    """Return the numbers of the lines of *fault*: one, or those of a traceback, between which other ranks may print theirs."""
     numbers = [fault.line]
     for one in filter(str.strip, fault.text.split("\n")[1:]):
         ahead = range(numbers[-1], min(numbers[-1] + MAX_GAP + 1, len(lines)))
