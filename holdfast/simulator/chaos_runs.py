@@ -26,6 +26,8 @@ from holdfast.spec.policy import PolicyFile, policy_of
 
 DATA: Final = "data/chaos_runs.json.gz"
 STUCK: Final = "hangs-at-first-step"
+OTHERS: Final = 5
+"""Runs that a prediction is calibrated with."""
 DRAWS: Final = 20
 """Simulations of each run, with other phase times; the prediction is their mean."""
 SLACK: Final = 0.1
@@ -90,10 +92,10 @@ def recorded() -> Mapping[str, Any]:
 
 
 def predictions(record: Mapping[str, Any], draws: int = DRAWS) -> Iterator[Prediction]:
-    """Yield the prediction of each run in *record* by phase times from all others."""
+    """Yield the prediction of each run in *record* by phase times from `OTHERS` others."""
     policy = policy_of(PolicyFile.model_validate(record["policy"]), name="chaos")
     for run in record["runs"]:
-        known = [one for one in record["runs"] if one is not run]
+        known = _others(run, record["runs"])
         system = replace(_measured(calibrated(known)), lost_attempts=_lost_attempts(known))
         scenario, events = _scenario(run, record, _snapshot_lag(known)), list(_events(run, _absences(known)))
         made = [simulate(scenario, system, number, events=events, policy=policy).jobs["training"] for number in range(draws)]
@@ -104,6 +106,11 @@ def predictions(record: Mapping[str, Any], draws: int = DRAWS) -> Iterator[Predi
             steps=run["steps_recomputed"],
             predicted_steps=tuple(one.steps_lost for one in made),
         )
+
+
+def _others(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the runs that calibrate *run*: those whose steps took most nearly as long, as other work slowed some of them down."""
+    return sorted((one for one in runs if one is not run), key=lambda one: abs(one["step_s"] - run["step_s"]))[:OTHERS]
 
 
 def _measured(times: HistoryTimes) -> RecoverySystem:

@@ -353,10 +353,15 @@ class SimulatedJob:
         if incident.broken_off:
             return
         incident.broken_off = True
-        end = self._env.now + min(most, lost.draw(self._numbers, self.progress.pace.step))
+        seconds = min(most, lost.draw(self._numbers, self.progress.pace.step))
+        end = self._env.now + seconds
         while (left := end - self._env.now) > MOMENT:
             yield from self._spend("failed attempt", left)
             incident.hits += self._new_hits()
+        if self._system.managed and seconds >= self._policy.timeouts.of(RecoveryAction.REPLACE_RANKS):  # that attempt was cut off
+            self.account.timed_out[RecoveryAction.REPLACE_RANKS] += 1
+            incident.tried.append(RecoveryAction.REPLACE_RANKS)
+            incident.hits = [replace(incident.hits[0], cause=OVERRUN, at=self._env.now)]
 
     def _await_controller(self, category: str) -> Steps:
         """Let time pass until there is a controller again; faults are not noticed before."""

@@ -26,8 +26,8 @@ BLOG: Final = "Clockwork, Keeping Distributed Training Running Through Failures 
 TRAINMOVER: Final = "TrainMover (OSDI '26, arXiv:2412.12636), section 8.2"
 CHAOS: Final = "Holdfast's benchmarks: `python -m benchmarks.handling --only chaos --faults 25`, two CPU cores under other load"
 PACED: Final = (
-    "each run by the phase times of the others; a fault comes after as much training as it did, or as long after the one before. "
-    "Predicted is the mean of 20 simulations"
+    "each run by the phase times of the five others whose steps took most nearly as long; a fault comes after as much training as it did, "
+    "or as long after the one before. Predicted is the mean of 20 simulations"
 )
 RATE: Final = 6.5
 """Faults in 1,000 node-days of RSC-1, by Meta."""

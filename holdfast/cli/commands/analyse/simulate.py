@@ -64,7 +64,7 @@ def _measured(systems: Mapping[str, RecoverySystem]) -> dict[str, RecoverySystem
 
 
 def _validate(file: Path | None, runs: int, *, as_json: bool) -> int:
-    """Show each published figure and what the simulator makes of it, a line each, and write them to *file*."""
+    """Show each published or measured figure and what the simulator makes of it, a line each, and write them to *file*."""
     lines = list[str]()
     for target in targets(runs=runs):
         fields = target.record()
@@ -75,7 +75,7 @@ def _validate(file: Path | None, runs: int, *, as_json: bool) -> int:
         goal = NOTHING if target.goal is None else f"{target.goal:.4g}"
         computed = NOTHING if target.values is None else f"{target.values.median:.4g}"
         met = {None: "shown only", True: "met", False: "not met" if target.values else "not reproducible"}[target.met]
-        echo(f"{met}: {target.what}: {computed} {target.unit}, published {goal}")
+        echo(f"{met}: {target.what}: {computed} {target.unit}, goal {goal}")
         if target.reason:
             echo_wrapped(target.reason, "    ", width=WIDTH)
     if file is not None:
