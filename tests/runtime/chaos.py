@@ -29,8 +29,8 @@ from holdfast.runtime.groups.migration import LiveMigrations, Prepared
 from holdfast.runtime.groups.process_group import ManagedGroup
 from holdfast.runtime.groups.recovery_manager import RecoveryManager
 from holdfast.runtime.groups.state_transfer import StateTransfer
-from holdfast.runtime.snapshots.copier import _HostCopier
 from holdfast.runtime.snapshots.restore import Restorer
+from holdfast.runtime.snapshots.slice_copiers import HostCopier
 from holdfast.runtime.world import World
 
 
@@ -187,7 +187,7 @@ if "CHAOS" in os.environ:  # in a worker: a test that only names faults must not
     _around(Saver, "save", "saving")
     _around(StateTransfer, "_send", "giving")
     _around(Slot, "begin", "opening", "opened")
-    _around(_HostCopier, "copy", "copying", "copied")
+    _around(HostCopier, "submit", "copying", "copied")
     _around(Slot, "seal", "sealing", "sealed")
     _around(Restorer, "take", "restoring", "restored")
     _before_answers()
