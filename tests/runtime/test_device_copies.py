@@ -10,6 +10,7 @@ import torch
 
 from holdfast.memstore.shared_memory import SLICE_BYTES, Slot, Snapshot, labels
 from holdfast.runtime.snapshots import copy_schedule
+from holdfast.runtime.snapshots.checksum import fill, sum_of
 from holdfast.runtime.snapshots.config import SnapshotPlace
 from holdfast.runtime.snapshots.copy_schedule import Profile, SnapshotLimits, plan
 from holdfast.runtime.snapshots.device_runtime import CapturedStep
@@ -90,8 +91,6 @@ def test_batches_of_slices_arrive_in_order_with_the_sums_of_their_sources(count:
     arrived += copier.arrived(wait=True)
     assert [task.begin for task, _ in arrived] == [task.begin for task in tasks]
     assert torch.equal(target, data)
-    from holdfast.runtime.snapshots.checksum import sum_of  # noqa: PLC0415 (next to what it is compared with)
-
     assert [checksum for _, checksum in arrived] == [sum_of(torch.cat(task.sources)) for task in tasks]
 
 
@@ -166,3 +165,16 @@ def test_the_limit_of_overhead_holds_on_devices() -> None:
     assert late.every == 5
     assert planning.wanted == 5
     assert copy_schedule.plan(lived(1.0), [SLICE_BYTES], 1e9, limits, paused=0.0005).every == 1  # too short to skip one
+
+
+def test_a_snapshot_is_loaded_onto_a_device_through_a_few_buffers(tmp_path: Path) -> None:
+    """Bit by bit, and training waits for the last copy."""
+    trainer, runtime = Trainer(tmp_path), CountingRuntime()
+    trainer.to(FIRST + 2)
+    path = max(labels(tmp_path).items(), key=lambda item: item[1].step)[0]
+    with Snapshot(path) as one:
+        direct, ringed = ([torch.zeros(entry.size, dtype=torch.uint8) for entry in one.entries] for _ in range(2))
+        assert fill(ringed, one, runtime=runtime) == fill(direct, one) == one.label.size
+    assert all(map(torch.equal, ringed, direct))
+    assert any(bool(each.any()) for each in ringed)
+    assert runtime.held == 1

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from holdfast.memstore.shared_memory import SLICE_BYTES, Snapshot, sum_words, weights
+from holdfast.runtime.snapshots.device_runtime import DeviceRuntime, runtime_of
+from holdfast.runtime.state.pinned_ring import PinnedRing
 
 _HALF: Final = 4
 _HALF_BITS: Final = 32
@@ -40,18 +42,31 @@ def sum_of(part: Tensor) -> int:
     return bytes_sum(part.numpy().data)
 
 
-def fill(flats: Sequence[Tensor], snapshot: Snapshot) -> int:
+def fill(flats: Sequence[Tensor], snapshot: Snapshot, *, runtime: DeviceRuntime | None = None) -> int:
     """Copy what *snapshot* has of each tensor into the flat byte view of it, and check the checksum of each slice.
 
-    Return the bytes copied; raise `shared_memory.UnusableSnapshot` at a slice with a wrong checksum.
+    What goes to a device goes through a small ring of pinned buffers, one while the next is checked; *runtime*: that of the device, by
+    default of the tensors' own. Return the bytes copied; raise `shared_memory.UnusableSnapshot` at a slice with a wrong checksum.
     """
+    runtime = runtime or next((runtime_of(one.device) for one in flats if one.device.type != "cpu"), None)
+    ring = PinnedRing(runtime, snapshot.label.slice_bytes) if runtime is not None else None
     size = 0
-    for spanned, data in snapshot.checked(bytes_sum):
-        source, offset = torch.frombuffer(data, dtype=torch.uint8), 0
-        for one in spanned:
-            flats[one.tensor][one.begin : one.begin + one.length].copy_(source[offset : offset + one.length])
-            offset += one.length
-        size += offset
+    try:
+        for spanned, data in snapshot.checked(bytes_sum):
+            source, offset = torch.frombuffer(data, dtype=torch.uint8), 0
+            if ring is not None:
+                source = ring.take(len(source)).copy_(source)
+            for one in spanned:
+                target, part = flats[one.tensor][one.begin : one.begin + one.length], source[offset : offset + one.length]
+                if ring is not None and target.device == ring.runtime.device:
+                    ring.put(target, part)
+                else:
+                    target.copy_(part)
+                offset += one.length
+            size += offset
+    finally:
+        if ring is not None:
+            ring.close()
     return size
 
 
