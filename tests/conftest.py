@@ -18,7 +18,7 @@ from tests.scheduling import pytest_addoption, pytest_configure, pytest_xdist_ma
 from tests.skips import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 (hooks: what may be skipped)
 from tests.waiting import wait_until
 
-settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("shared machine", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")  # how long an example takes says more of the machine than of the code
 
 INTEGRATION_SECONDS = 300

@@ -30,6 +30,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)
 
 
+@pytest.mark.long  # in the runtime: tests/runtime/test_save.py
 def test_a_full_disk_costs_checkpoints_and_not_the_training(stage: Stage, small_disk: Path) -> None:
     """Each is reported once, with the cure, and no incident is made of it."""
     plan = {"interval": 5, "directory": str(small_disk)}

@@ -7,6 +7,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from holdfast.cli.job_view import view_job
 from holdfast.history import queries
 from holdfast.host.process import mark_of
@@ -63,6 +65,7 @@ def printed(stage: Stage, play: Play, word: str, rank: int = 0) -> str:
     return log.rsplit(f"{word} ", 1)[1].splitlines()[0]
 
 
+@pytest.mark.long  # of agents alone: tests/agent/test_replicas.py
 def test_replicas_follow_the_jobs_nodes(stage: Stage) -> None:
     """Each of two keeps the other's; after a power cut the spare keeps, and is kept; workers know of their own node and the spare."""
     play = stage.play("memory", args=["--steps", "2000", "--first", FIRST, "--each", EACH], **TWO)

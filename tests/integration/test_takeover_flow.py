@@ -66,6 +66,7 @@ def newest(play: Play) -> Generation:
     return found
 
 
+@pytest.mark.long  # the demo does the same, and more
 def test_a_killed_rank_goes_on_in_a_hot_spare_and_the_others_keep_their_processes(stage: Stage) -> None:
     """The hot spare waits on the spare node; the next one is started when training runs again. Then the node of rank 0 is lost.
 

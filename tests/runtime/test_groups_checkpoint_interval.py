@@ -47,7 +47,7 @@ def test_a_hot_spare_drops_the_interval_that_it_was_started_with(job: Job, undis
     assert saved(flow) == [9, 12, 15, 16]
 
 
-@pytest.mark.parametrize(("before", "after", "steps"), [(7, 100, [16]), (100, 7, [14, 16])])
+@pytest.mark.parametrize(("before", "after", "steps"), [pytest.param(7, 100, [16], marks=pytest.mark.long), (100, 7, [14, 16])])
 @pytest.mark.parametrize(("rank", "at"), [(1, "applied"), (0, "answer-1"), (0, "answer-2")])
 def test_ranks_agree_about_a_step_that_some_had_applied_before_the_fault(  # noqa: PLR0917 (two fixtures, two tables)
     job: Job, undisturbed_run: Ended, rank: int, at: str, before: int, after: int, steps: list[int]
@@ -102,7 +102,7 @@ def test_an_interval_that_changes_while_ranks_run_changes_with_a_save(job: Job, 
 
 
 @pytest.mark.parametrize(("rank", "at"), [(0, "saving"), (3, "saving"), (0, "broadcast-1"), (0, "broadcast-2"), (0, "broadcast-3")])
-@pytest.mark.parametrize("after", [4, 7])
+@pytest.mark.parametrize("after", [pytest.param(4, marks=pytest.mark.long), 7])
 def test_ranks_agree_after_a_loss_in_the_save_that_changes_the_interval(
     job: Job, undisturbed_run: Ended, rank: int, at: str, after: int
 ) -> None:
