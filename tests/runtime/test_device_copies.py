@@ -119,8 +119,10 @@ def test_a_step_in_a_graph_is_refused(tmp_path: Path) -> None:
         {name: value for name, value in trainer.state()["net"].items() if "norm" not in name},
         {n: v for n, v in before.items() if "norm" not in n},
     )
+    trainer.step += 1  # the snapshot of this one may be complete already, and is not taken again
     with pytest.raises(CapturedStep):
         trainer.begin()
+    trainer.step -= 1
     runtime.capturing = False
     trainer.to(FIRST + 3)
     assert FIRST + 2 in stored(tmp_path)

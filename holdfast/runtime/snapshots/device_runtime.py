@@ -23,8 +23,8 @@ class CapturedStep(RuntimeError):
     def __str__(self) -> str:
         return (
             f"{self.what} is being captured into a CUDA graph: its replays would change the state without waiting for the snapshot that is "
-            "copied from it, and without the ranks' vote. Capture forward and backward only, and call the optimizer outside of the graph; "
-            "or turn snapshots off (`checkpoint: {memory: {interval: 0}}`) and use `groups: auto`"
+            "copied from it, and without the ranks' vote. Capture computation without collectives, and call the optimizer "
+            "outside of the graph; or turn snapshots off (`checkpoint: {memory: {interval: 0}}`) and use `groups: auto`"
         )
 
 
