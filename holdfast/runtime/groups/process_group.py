@@ -162,10 +162,7 @@ class ManagedWork(_Work):
         try:
             value: list[Tensor] = future.value()
         except RuntimeError as error:
-            try:
-                self._group.peer_failed(self._inner, error)
-            except RuntimeError as real:  # nobody could catch it in this thread: the vote raises it
-                self._group.transaction.fail(f"{type(real).__name__}: {real}", self._group.group_name)
+            self._group.peer_failed_in_thread(self._inner, error)
             return self._neutral_value()
         if self._ended is not None:
             self._ended()
@@ -246,10 +243,7 @@ class DeviceWork(_Work):
         try:
             value: list[Tensor] = future.value()
         except RuntimeError as error:
-            try:
-                self._group.peer_failed(self._inner, error)
-            except RuntimeError as real:  # nobody could catch it in this thread: the vote raises it
-                self._group.transaction.fail(f"{type(real).__name__}: {real}", self._group.group_name)
+            self._group.peer_failed_in_thread(self._inner, error)
             self._fill_neutral_results()
             return _future_value(*self._calls[0][:3])
         for callback in self._ended:
@@ -360,6 +354,13 @@ class ManagedGroup(dist.ProcessGroup):
         self.abandon(str(error))  # gloo does not pass errors on: the next rank in the ring would wait until its timeout
         if self.transaction.final:
             raise PeerLostOutsideStep(self.group_name, self.transaction.why) from error
+
+    def peer_failed_in_thread(self, inner: BackendGroup, error: RuntimeError) -> None:
+        """Record *error* as `peer_failed` does, in a thread where nobody could catch what it raises: the vote raises that."""
+        try:
+            self.peer_failed(inner, error)
+        except RuntimeError as real:
+            self.transaction.fail(f"{type(real).__name__}: {real}", self.group_name)
 
     def fill_neutral_result(self, name: str, outputs: list[Tensor], inputs: list[Tensor]) -> None:
         """Fill *outputs* with harmless values: the step does not count, and a script that checks its numbers must not fail over it.
