@@ -97,6 +97,26 @@ def test_a_host_that_only_the_orchestrator_misses_trains_on(job: HostJob, direct
     assert job.chaos.ranks() == before
 
 
+def test_hosts_of_all_ranks_that_fall_silent_while_the_spare_one_answers_train_on(job: HostJob) -> None:
+    """That no step comes in is no second sign: what would tell of steps is silent too."""
+    job.settles()
+    before, known = job.chaos.ranks(), len(job.incidents())
+    hosts = list({job.host_of(rank).name: job.host_of(rank) for rank in before}.values())
+    assert job.spare() not in hosts
+    for host in hosts:
+        host.cut("orchestrator")
+    begun = job.step() + EVERY  # what was on its way
+    try:
+        job.until(lambda: job.step() >= begun + UNHEARD, "steps meanwhile")
+        assert all(host.lost() > 0 for host in hosts), "the cuts took nothing"
+    finally:
+        for host in hosts:
+            host.heal()
+    all_steps_recorded(job)
+    assert len(job.incidents()) == known, job.log()
+    assert job.chaos.ranks() == before
+
+
 @contextmanager
 def deaf(rack: Rack, job: HostJob, direction: Direction = "both") -> Iterator[None]:
     """Cut all hosts off from the orchestrator, which says so; mended at the end, which it says too."""

@@ -7,7 +7,7 @@ from here; a controller that took all nodes for lost would stop a healthy job as
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -106,9 +106,19 @@ class ReconnectAttempts:
 class ConnectivityMonitor:
     """Whether this controller is cut off from all of the job's agents."""
 
-    def __init__(self, pool: AgentPool, lease: float, report: Callable[[Fault], None], record_event: Callable[[str], None]) -> None:
-        """Start connected; agents end their ranks after *lease* seconds without a message from a controller."""
-        self._pool, self._lease, self._report, self._record_event = pool, lease, report, record_event
+    def __init__(
+        self,
+        pool: AgentPool,
+        members: Callable[[], Collection[str]],
+        lease: float,
+        report: Callable[[Fault], None],
+        record_event: Callable[[str], None],
+    ) -> None:
+        """Start connected; *members* returns the nodes that have ranks.
+
+        Agents end their ranks after *lease* seconds without a message from a controller.
+        """
+        self._pool, self._members, self._lease, self._report, self._record_event = pool, members, lease, report, record_event
         self._partitioned = False
         self._until = -CATCH_UP
         """Until when no agent could be reached (monotonic)."""
@@ -125,7 +135,7 @@ class ConnectivityMonitor:
         """Return until when (wall clock) the state of the ranks is known: as reported, or until now where any news would arrive."""
         if not self.is_partitioned() and self._pool.answered():
             return time.time()
-        last = self._contact_before if self.is_partitioned() else self._pool.last_contact
+        last = self._contact_before if self.is_partitioned() else self._pool.last_contact_of(self._members())
         return _wall_clock(last) + KNOWN * self._pool.beat
 
     def poll(self) -> None:

@@ -538,6 +538,14 @@ class AgentPool:
         """Return when any agent last sent something, or began to be waited for (monotonic); now, where there is none."""
         return max([*(client.last_received for client in self.clients.values()), *self.unseen.values()], default=time.monotonic())
 
+    def last_contact_of(self, members: Collection[str]) -> float:
+        """Return when an agent of *members* last sent something (monotonic): that a spare node talks tells nothing of the ranks.
+
+        Any agent counts for a single member, and where a member is not connected: then its node is checked, and not the way to it.
+        """
+        known = [client.last_received for node in members if (client := self.clients.get(node)) is not None and not client.lost_reason]
+        return max(known) if len(known) == len(members) > 1 else self.last_contact
+
     def answered(self) -> set[str]:
         """Return the nodes that have answered by a new connection since the last contact, and `OTHERS` if other nodes have."""
         return self._attempts.answered_since(self.last_contact)

@@ -35,6 +35,9 @@ SUSPECT_AFTER: Final = 4
 """Missed heartbeats of an agent from which on a stalled job may be stalled by that agent's node."""
 SILENT_AND_STALLED: Final = 8
 """Missed heartbeats that count as an agent's silence while the job is stalled: two signals that agree need less of each."""
+ALL_SILENT: Final = 2
+"""Times `timeouts.heartbeat` after which silence counts that all of a job's nodes share while another node answers. That no step is known
+of is no second signal then: steps are reported over the same connections. A saturated link silences all, and the job trains on."""
 
 NOTHING: Final[Mapping[FaultKey, str]] = MappingProxyType({})
 
@@ -64,7 +67,8 @@ class JobFaults:
     _next_roll_call: float = 0.0
 
     def __post_init__(self) -> None:
-        self.connectivity = ConnectivityMonitor(self.agents, self.spec.timeouts.lease.total_seconds(), self.announce, self.log.record_event)
+        lease = self.spec.timeouts.lease.total_seconds()
+        self.connectivity = ConnectivityMonitor(self.agents, lambda: self.generations.members, lease, self.announce, self.log.record_event)
         self.pauses = Pauses(self.log.record_event)
         self.rank_status = RankStatusQuery(self.agents)
         self.network_check = NetworkCheck(self.agents.source)
@@ -102,13 +106,16 @@ class JobFaults:
             silent = {}  # never act on a node while the job's steps still advance through it
         if not silent and (soon := self.agents.silent(min(limit, SILENT_AND_STALLED * self.agents.beat))) and self.stalled():
             silent = soon
+        members = set(self.generations.members)
+        if len(members) > 1 and members <= silent.keys():
+            silent = self.agents.silent(ALL_SILENT * limit)
         cut_off = self.agents.cut_off()
         if cut_off and not (self.acting() or self.stalled()):
             cut_off = {}
         if (silent or cut_off) and self.connectivity.is_partitioned() and not self.acting():
             silent = cut_off = {}
         missing = {**silent, **cut_off, **gone}
-        return {node: why for node, why in missing.items() if node in self.generations.members}
+        return {node: why for node, why in missing.items() if node in members}
 
     def unreachable(self) -> dict[str, str]:
         """Return the nodes whose agents are silent and accept no new connection, and why; none while all of them are."""
