@@ -121,6 +121,18 @@ def test_a_new_process_that_dies_before_its_first_step_is_replaced_again(job: Jo
     assert_undisturbed(flow, undisturbed_run)
 
 
+def test_a_new_process_hosts_the_store_in_which_it_looks_for_its_own_record(job: Job, undisturbed_run: Ended) -> None:
+    """Ranks 0 and 1 die, and the loss of rank 0, which hosts the store, is known later: the new process of rank 1 is to host the next."""
+    flow = job(chaos=[fault(rank, "backward", 7) for rank in (0, 1)])
+    flow.until_dead(0, 1)
+    flow.regroup([1])
+    flow.regroup([0])
+    assert flow.serve == 1
+    flow.mended()
+    assert flow.generation == 3
+    assert_undisturbed(flow, undisturbed_run)
+
+
 @pytest.mark.parametrize(
     ("rank", "at", "step"),
     [(1, "vote", 6), (1, "voted", 7), (1, "applied", 7), (0, "answer-1", 7), (0, "answer-2", 7)],

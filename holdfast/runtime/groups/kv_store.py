@@ -456,16 +456,23 @@ class KvStoreAccess:
         serving, current = generation.serve == generation.rank, self._current
         if current is not None and current.place == place and not current.root.error:
             return GenerationStore(current.root, place, generation.number, serving)
-        if serving and port not in self._servers:
-            self._servers[port] = KvServer(port, self._token)
-        root = self.connect(("127.0.0.1" if serving else host, port), is_cancelled, timeout)
+        root = self.connect(generation, is_cancelled, timeout)
         opened = GenerationStore(root, place, generation.number, serving)
         if not leaving:
             root.set(f"acceptor/{generation.rank}/{generation.incarnations[generation.rank]}", f"{opened.host} {self._acceptor}")
         return opened
 
-    def connect(self, address: tuple[str, int], is_cancelled: Callable[[], bool], timeout: timedelta | None = None) -> KvStore:
-        """Return a connection to the store at *address*, as soon as it listens; the caller closes it."""
+    def connect(self, generation: GroupGeneration, is_cancelled: Callable[[], bool], timeout: timedelta | None = None) -> KvStore:
+        """Return a connection to the store of *generation*, as soon as it listens; the caller closes it.
+
+        The process of the hosting rank hosts it from here on: where several ranks are lost, a new process may host the store in which it
+        looks for its own record.
+        """
+        host, port = generation.store
+        serving = generation.serve == generation.rank
+        if serving and port not in self._servers:
+            self._servers[port] = KvServer(port, self._token)
+        address = ("127.0.0.1" if serving else host, port)
         began, patience = time.monotonic(), (timeout or _TIMEOUT).total_seconds()
         while True:
             try:

@@ -237,7 +237,7 @@ class MembershipManager:
     def _published_record(self, generation: GroupGeneration) -> bytes | None:
         """Wait in the store of *generation* for this rank's record, or until all ranks that stay have published what they have."""
         is_cancelled = self.is_cancelled(generation.number)
-        store = self.stores.connect(generation.store, is_cancelled)
+        store = self.stores.connect(generation, is_cancelled)
         try:
             prefixed = dist.PrefixStore(f"generation-{generation.number}/startup", store)
             name = f"record/{generation.rank}"
