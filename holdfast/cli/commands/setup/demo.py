@@ -290,7 +290,7 @@ def _recovery(history: History, row: models.Incident, act: Injection) -> Recover
 
 
 def _show(recoveries: list[Recovery], snapshots: list[models.Snapshots], no_snapshots: str, proof: Proof) -> None:
-    echo("\n3. What happened")
+    echo("\n3. What happened (times from the injection; the phases begin when the system has carried it out)")
     for number, one in enumerate(recoveries, 1):
         lost = f"{plural(one.steps_lost, 'step')} recomputed"
         if one.snapshot_age is not None:
