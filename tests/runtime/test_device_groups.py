@@ -18,12 +18,13 @@ from holdfast.control.faults.rank_status import parse_rank_status
 from holdfast.detectors.evidence import RankProgress
 from holdfast.detectors.training.hang_analysis import explain
 from holdfast.protocol import Message
-from holdfast.runtime.groups import nccl
+from holdfast.runtime.groups import device_library, nccl
 from holdfast.runtime.groups.backends import BackendGroup, GenerationEnded
 from holdfast.runtime.groups.device_library import ABORT_STATUS, Communicator
 from holdfast.runtime.groups.operations import StepTransaction
 from holdfast.runtime.groups.process_group import ManagedGroup
 from holdfast.runtime.peer_errors import is_device_error, is_late_peer
+from holdfast.runtime.snapshots.device_runtime import CapturedStep
 from holdfast.runtime.telemetry.device_times import DeviceTimes
 from tests.mentions import mentions
 from tests.runtime.chaos import fault
@@ -220,6 +221,32 @@ def test_an_error_of_a_communicator_ends_the_wait_for_the_device(pair: list[tupl
     waiting.wait()
     group.allreduce([alone]).wait()
     assert alone.tolist() == [3.0] * 2
+
+
+def test_a_graph_with_an_operation_of_a_group_is_refused_before_anything_is_started(pair: list[tuple[StandIn, ManagedGroup]]) -> None:
+    """Also in a group that answers nothing more, whose zeros a replay would repeat for ever. The group goes on working."""
+    (device, group), (_, other) = pair
+    device_library.use(device)
+    try:
+        for broken in (False, True):
+            if broken:
+                group.abandon("a peer is lost")
+            with device.capture():
+                with pytest.raises(CapturedStep) as raised:
+                    group.allreduce([torch.ones(1)])
+                assert mentions(str(raised.value), "`allreduce` of group 'pair'", "CUDA graph", "reduce-overhead", "groups: stock")
+                with pytest.raises(CapturedStep):
+                    group._start_coalescing(torch.device("cpu"))
+            assert group.operations == broken  # that of the first turn
+            if not broken:
+                sums = [torch.ones(1), torch.ones(1)]
+                for one, tensor in zip((group, other), sums, strict=True):
+                    one.allreduce([tensor]).wait()
+                for one, _ in pair:
+                    one.synchronize()
+                assert [tensor.tolist() for tensor in sums] == [[2.0], [2.0]]
+    finally:
+        device_library._library.clear()
 
 
 # -- what needs no device -----------------------------------------------------------------------------------------------------
