@@ -124,7 +124,7 @@ def use(one: DeviceLibrary) -> None:
 
 
 def refuse_capture(what: str, replays: str) -> None:
-    """Raise `CapturedStep` if the calling thread captures a graph of the device, into which *what* would go; *replays*: what those would do.
+    """Raise `CapturedStep` if the calling thread captures a graph, into which *what* would go; *replays*: what its replays would do.
 
     A graph runs no Python when it is replayed, and keeps the communicators that it was captured with.
     """
