@@ -12,7 +12,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.gpu.one_card import settings
 from tests.runtime.chaos import fault
 from tests.runtime.flow_double import UNTIL, Ended, FlowDouble, Job, Workers, assert_undisturbed, undisturbed
 
@@ -143,12 +142,3 @@ def test_a_killed_rank_of_fsdp_gets_its_shard_from_the_replica(job: Job, whole: 
     assert_undisturbed(flow, whole(f"on={kind}", script="sharded"))
     results = [(flow.folder / f"result-{rank}.json").read_text() for rank in range(4)]
     assert [results[0] == results[other] for other in (1, 2, 3)] == [False, True, False]
-
-
-def test_what_the_card_needs_differs_by_process_and_version() -> None:
-    """Before NCCL can be told so, each process must look like a host of its own."""
-    old = [settings(process, (2, 29, 7)) for process in (1, 2)]
-    assert old[0]["NCCL_HOSTID"] != old[1]["NCCL_HOSTID"]
-    new = [settings(process, (2, 30, 3)) for process in (1, 2)]
-    assert new[0] == new[1]
-    assert "NCCL_HOSTID" not in new[0]
