@@ -7,15 +7,16 @@ DDP and FSDP compute on the host there, and run over gloo. All sums are of two r
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
+from tests.runtime import flow_double
 from tests.runtime.chaos import fault
 from tests.runtime.flow_double import UNTIL, Ended, FlowDouble, Job, Workers, assert_undisturbed, undisturbed
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 Reference = Callable[..., Ended]
 
@@ -24,6 +25,15 @@ def on(*kinds: str) -> pytest.MarkDecorator:
     """Run a test on each of *kinds* (see `RankDevice`), and on a card."""
     card = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"))
     return pytest.mark.parametrize("kind", [*kinds, card])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _patience() -> Iterator[None]:
+    """Wait longer on a card: each process makes a context there and connects over sockets, and the ranks take turns on it."""
+    with pytest.MonkeyPatch.context() as patched:
+        if torch.cuda.is_available():
+            patched.setattr(flow_double, "SECONDS", 2 * flow_double.SECONDS)
+        yield
 
 
 @pytest.fixture(scope="module")

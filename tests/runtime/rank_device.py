@@ -37,6 +37,7 @@ class RankDevice:
         if self.kind == "cuda":
             os.environ.update(one_card.settings(os.getpid(), tuple(torch.cuda.nccl.version())))
             torch.backends.cudnn.deterministic = True
+            torch.cuda.set_device(self.device)  # or a `DeviceMesh` would choose the card with the number of the local rank
 
     def synchronize(self) -> None:
         """Wait for the device in its driver, where nothing of Holdfast's can end the wait."""
