@@ -2,7 +2,7 @@
 
 It writes down when each step was done (steps.py). A file ``raise-N`` in the working directory makes rank N raise at its next step, and
 ``raised-N`` has the time; a file ``die-N`` makes it kill itself, ``hang-N`` wait as long as it is there. ``--stock-groups`` leaves
-the groups to torch: then only a restart helps.
+the groups to torch: then only a restart helps. With ``--device cuda`` all ranks share the first card.
 """
 
 from __future__ import annotations
@@ -54,13 +54,23 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pace", type=float, default=0.0, help="seconds to sleep in each step")
     parser.add_argument("--compile", action="store_true", help="train what torch.compile makes of the model")
     parser.add_argument("--stock-groups", action="store_true")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--timeout", type=float, help="seconds that torch's own groups wait for a peer")
     return parser.parse_args()
+
+
+def share_a_card() -> None:
+    """Have NCCL accept that other ranks use this process's card."""
+    from tests.gpu.one_card import settings  # noqa: PLC0415 (on a card alone)
+
+    os.environ.update(settings(os.getpid(), tuple(torch.cuda.nccl.version())))
 
 
 def main() -> None:
     """Train until killed."""
     given = arguments()
+    if given.device == "cuda":
+        share_a_card()
     if not given.stock_groups:
         holdfast.join()
     else:
@@ -68,6 +78,7 @@ def main() -> None:
     torch.manual_seed(1)
     width = given.width
     model = nn.Sequential(*(layer for _ in range(given.layers) for layer in (nn.Linear(width, width), nn.GELU())), nn.Linear(width, 8))
+    model.to(given.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     numbers = TensorDataset(torch.randn(4096, width), torch.randn(4096, 8))
     order: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(numbers, drop_last=True)
@@ -82,7 +93,7 @@ def main() -> None:
             fail_if_asked(session.rank)
             hang_if_asked(session.rank)
             time.sleep(given.pace)
-            values, wanted = next(batches)
+            values, wanted = (one.to(given.device) for one in next(batches))
             loss = nn.functional.mse_loss(forward(values), wanted)
             loss.backward()
             optimizer.step()

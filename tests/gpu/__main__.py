@@ -1,32 +1,33 @@
 """`make gpu`: run everything in this folder on one card, within ten minutes, and print one table; logs are kept in build/gpu.
 
 Status 0: nothing failed, or there is no card, which the only line of output says; 1: a test failed, or not all of them ended in time.
+A test that takes its process down is reported as failed, and the tests after it run in another process.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
-import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import IO, Final
 
 import torch
 
+from tests.gpu.record import NOT_RUN, RECORD, UNFINISHED, Outcome, outcomes
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 PLACE: Final = ROOT / "build" / "gpu"
-SECONDS: Final = 600
-
-
-class Outcome(NamedTuple):
-    """What became of one test, and why where it did not pass."""
-
-    name: str
-    outcome: str
-    seconds: float
-    why: str
+SECONDS: Final = 600.0
+WITHOUT_A_CARD: Final = "not cpu and not stand-in and not gloo"
+"""Leaves out the variants that need no card: `make test` runs them."""
+KEPT_LINES: Final = 60
 
 
 def missing() -> str | None:
@@ -49,26 +50,58 @@ def versions() -> dict[str, str]:
     return {"card": torch.cuda.get_device_name(0), "driver": driver, "torch": str(torch.__version__), "NCCL": nccl}
 
 
-def outcomes(report: Path) -> list[Outcome]:
-    """Return the outcome of each test in a JUnit *report*."""
-    found = []
-    for case in ET.parse(report).getroot().iter("testcase"):  # noqa: S314 (pytest wrote it just now)
-        first = next((child for child in case if child.tag in {"failure", "error", "skipped"}), None)
-        outcome = "passed" if first is None else "skipped" if first.tag == "skipped" else "failed"
-        why = "" if first is None else (first.get("message") or "").splitlines()[0][:100]
-        found.append(
-            Outcome(f"{case.get('classname', '').rpartition('.')[2]}: {case.get('name')}", outcome, float(case.get("time") or 0), why)
-        )
-    return found
-
-
-def table(found: Sequence[Outcome], facts: dict[str, str]) -> str:
+def table(found: Sequence[Outcome], facts: Mapping[str, str]) -> str:
     """Return the table that `make gpu` prints."""
     width = max((len(one.name) for one in found), default=4)
     lines = [", ".join(f"{name} {value}" for name, value in facts.items())]
     lines += [f"{one.outcome:8}{one.name:{width}}{one.seconds:8.1f} s  {one.why}".rstrip() for one in found]
-    counts = {name: sum(one.outcome == name for one in found) for name in ("passed", "failed", "skipped")}
-    return "\n".join([*lines, ", ".join(f"{count} {name}" for name, count in counts.items())])
+    counts = {name: sum(one.outcome == name for one in found) for name in ("passed", "failed", "skipped", NOT_RUN)}
+    return "\n".join([*lines, ", ".join(f"{count} {name}" for name, count in counts.items() if count or name != NOT_RUN)])
+
+
+def run(command: Sequence[str], folder: Path, output: IO[str], seconds: float, *, where: Path = ROOT) -> dict[str, Outcome]:
+    """Run *command*, a pytest with the hooks of `record`, until each test has an outcome, for at most so many *seconds*.
+
+    Whatever ends a pytest early, the test that ran then has failed, and the next pytest runs those after it. Record and files of the tests
+    go to *folder*.
+    """
+    record, deadline, failed = folder / "record.jsonl", time.monotonic() + seconds, dict[str, Outcome]()
+    while True:
+        done = [f"--deselect={test}" for test, one in outcomes(record).items() if one.outcome != NOT_RUN]
+        status = _pytest([*command, f"--basetemp={folder / str(len(failed))}", *done], record, output, deadline - time.monotonic(), where)
+        found = outcomes(record) | failed
+        how = "it did not end in time" if status is None else f"its process ended with status {status}"
+        early = {test: one._replace(outcome="failed", why=how) for test, one in found.items() if one.outcome == UNFINISHED}
+        failed |= early
+        if not early or status is None:
+            return found | failed
+
+
+def _pytest(command: Sequence[str], record: Path, output: IO[str], seconds: float, where: Path) -> int | None:
+    """Run *command* in a session of its own, and end all that is left of it; return its status, None where it ran out of time."""
+    environment = {"NCCL_DEBUG": "WARN", **os.environ, RECORD: str(record), "CUDA_VISIBLE_DEVICES": _card(), "PYTHONPATH": str(ROOT)}
+    child = subprocess.Popen(command, cwd=where, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        return child.wait(max(1.0, seconds))
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def _card() -> str:
+    """Return the first card that this process may use: all ranks share it."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+
+
+def keep_logs(folder: Path, place: Path) -> None:
+    """Copy the logs of ranks, and the record, from *folder* to *place*."""
+    for path in (*folder.rglob("*.log"), *folder.glob("*.jsonl")):
+        to = place / path.relative_to(folder)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, to)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -78,30 +111,19 @@ def main(arguments: Sequence[str]) -> int:
         print(f"make gpu: nothing was run: {lacks}")
         return 0
     PLACE.mkdir(parents=True, exist_ok=True)
-    report, log = PLACE / "results.xml", PLACE / "pytest.log"
-    report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-n0", "-m", "gpu", "-rs", "tests/gpu", f"--junitxml={report}", *arguments]
-    late = False
-    with log.open("w") as output:
-        try:
-            status = subprocess.run(
-                command,
-                cwd=ROOT,
-                env={**os.environ, "NCCL_DEBUG": "WARN"},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=SECONDS,
-                check=False,
-            ).returncode
-        except subprocess.TimeoutExpired:
-            status, late = 1, True
-    if not report.exists():
-        print(f"make gpu: the tests did not end{f' within {SECONDS} s' if late else ''}: {log} has what they printed")
+    log, ranks = PLACE / "pytest.log", PLACE / "ranks"
+    shutil.rmtree(ranks, ignore_errors=True)
+    command = [sys.executable, "-m", "pytest", "-n0", "-m", "gpu", "-k", WITHOUT_A_CARD, "-rs", "tests/gpu", *arguments]
+    with log.open("w") as output, tempfile.TemporaryDirectory(prefix="hf-gpu-", ignore_cleanup_errors=True) as folder:
+        found = run(command, Path(folder), output, SECONDS)  # in a folder with a short name: there are sockets in it
+        keep_logs(Path(folder), ranks)
+    if not found:
+        print(f"make gpu: no test has begun; the end of {log}:\n" + "\n".join(log.read_text().splitlines()[-KEPT_LINES:]))
         return 1
-    text = table(outcomes(report), versions())
+    text = table(list(found.values()), versions())
     (PLACE / "table.txt").write_text(text + "\n")
-    print(f"{text}\nlogs: {log}")
-    return 1 if status else 0
+    print(f"{text}\nlogs: {log}, and those of the ranks in {ranks}")
+    return 1 if any(one.outcome in {"failed", NOT_RUN} for one in found.values()) else 0
 
 
 if __name__ == "__main__":

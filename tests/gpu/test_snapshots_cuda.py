@@ -6,7 +6,9 @@ What is claimed of a GPU is tried on the processor too: a test that nobody here 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,9 @@ from holdfast.runtime.checkpoint import manifest
 from holdfast.runtime.checkpoint.storage import CheckpointReader, WriteRate
 from holdfast.runtime.checkpoint.storage_errors import StorageErrorReporter
 from holdfast.runtime.checkpoint_writer.service import WriteTask
-from tests.runtime.trainer import FIRST, Trainer, opened, restore, same
+from holdfast.runtime.snapshots.device_runtime import CapturedStep
+from tests.runtime.counting_device import CountingRuntime
+from tests.runtime.trainer import FIRST, Trainer, opened, restore, same, stored
 
 pytestmark = [
     pytest.mark.gpu,
@@ -68,3 +72,27 @@ def test_a_checkpoint_is_written_without_the_gpu(tmp_path: Path, device: str) ->
     other = Trainer(tmp_path / "none", device=device)
     other.training.load(CheckpointReader(manifest.folder_of(ours, STEP)), 0)
     assert same(other.state(), wanted)
+
+
+def test_a_step_in_a_graph_is_refused(tmp_path: Path, device: str) -> None:
+    """A real graph on a card. Nothing has changed, and snapshots go on."""
+    runtime = CountingRuntime() if device == "cpu" else None
+    trainer = Trainer(tmp_path, device=device, runtime=runtime)
+    trainer.to(STEP)
+    trainer.begin()
+    before, number = trainer.state(), torch.ones(1, device=device)
+    if runtime is None:
+        captured: AbstractContextManager[Any] = torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local")
+    else:
+        captured = nullcontext()
+        runtime.capturing = True
+    with captured:
+        number += 1  # torch warns of an empty graph
+        with pytest.raises(CapturedStep):
+            trainer.optimizer.step()
+    if runtime is not None:
+        runtime.capturing = False
+    assert same(trainer.state(), before)
+    trainer.end()
+    trainer.to(STEP + 2)
+    assert STEP + 1 in stored(tmp_path)

@@ -245,6 +245,8 @@ class StandIn:
         """The error of every call from now on: the device has failed."""
         self.refuses = False
         """Whether no communicator takes another operation, as one does that has failed."""
+        self.capturing = False
+        """Whether a graph is captured: see `capture`."""
         self.prepared = 0
         self.hangs = threading.Event()
         """Cleared while no abort comes to its end."""
@@ -289,6 +291,19 @@ class StandIn:
         event = Event(self)
         self.computation.put(event.fire)
         return event
+
+    def is_capturing(self) -> bool:
+        """Return whether a graph is captured."""
+        return self.capturing
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """Pretend to capture a graph of what is computed within the context, as `torch.cuda.graph` does."""
+        self.capturing = True
+        try:
+            yield
+        finally:
+            self.capturing = False
 
     def empty(self) -> Tensor:
         """Return a tensor of one element."""

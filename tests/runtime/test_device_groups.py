@@ -18,12 +18,13 @@ from holdfast.control.faults.rank_status import parse_rank_status
 from holdfast.detectors.evidence import RankProgress
 from holdfast.detectors.training.hang_analysis import explain
 from holdfast.protocol import Message
-from holdfast.runtime.groups import nccl
+from holdfast.runtime.groups import device_library, nccl
 from holdfast.runtime.groups.backends import BackendGroup, GenerationEnded
 from holdfast.runtime.groups.device_library import ABORT_STATUS, Communicator
 from holdfast.runtime.groups.operations import StepTransaction
 from holdfast.runtime.groups.process_group import ManagedGroup
 from holdfast.runtime.peer_errors import is_device_error, is_late_peer
+from holdfast.runtime.snapshots.device_runtime import CapturedStep
 from holdfast.runtime.telemetry.device_times import DeviceTimes
 from tests.mentions import mentions
 from tests.runtime.chaos import fault
@@ -102,20 +103,6 @@ def test_a_rank_notices_a_failed_communicator_by_itself_and_a_rank_that_hangs_is
     timings = [one["timing"] for one in flow.of("beat") if one.get("timing")]
     assert len(timings) > UNTIL
     assert all(one["own"] > 0 and one["talk"] > 0 for one in timings)
-
-
-def test_a_rank_migrates_while_devices_work(job: Job, on_device: Ended) -> None:
-    """The new communicators connect beside the present ones, and the state moves over gloo, which the small groups do not have."""
-    flow = job("gate-6-0", script="device_groups")
-    flow.hot_spare(0)
-    flow.receive("parked", "s0")
-    flow.receive("at the gate", 0)
-    flow.prepare(2, "s0")
-    flow.prepared()
-    flow.may_switch()
-    flow.pass_gate()
-    flow.switched()
-    assert_undisturbed(flow, on_device)
 
 
 # -- two ranks in this process ------------------------------------------------------------------------------------------------
@@ -220,6 +207,32 @@ def test_an_error_of_a_communicator_ends_the_wait_for_the_device(pair: list[tupl
     waiting.wait()
     group.allreduce([alone]).wait()
     assert alone.tolist() == [3.0] * 2
+
+
+def test_a_graph_with_an_operation_of_a_group_is_refused_before_anything_is_started(pair: list[tuple[StandIn, ManagedGroup]]) -> None:
+    """Also in a group that answers nothing more, whose zeros a replay would repeat for ever. The group goes on working."""
+    (device, group), (_, other) = pair
+    device_library.use(device)
+    try:
+        for broken in (False, True):
+            if broken:
+                group.abandon("a peer is lost")
+            with device.capture():
+                with pytest.raises(CapturedStep) as raised:
+                    group.allreduce([torch.ones(1)])
+                assert mentions(str(raised.value), "`allreduce` of group 'pair'", "CUDA graph", "reduce-overhead", "groups: stock")
+                with pytest.raises(CapturedStep):
+                    group._start_coalescing(torch.device("cpu"))
+            assert group.operations == broken  # that of the first turn
+            if not broken:
+                sums = [torch.ones(1), torch.ones(1)]
+                for one, tensor in zip((group, other), sums, strict=True):
+                    one.allreduce([tensor]).wait()
+                for library, _ in pair:
+                    library.synchronize()
+                assert [tensor.tolist() for tensor in sums] == [[2.0], [2.0]]
+    finally:
+        device_library._library.clear()
 
 
 # -- what needs no device -----------------------------------------------------------------------------------------------------

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from holdfast.runtime.groups import state_transfer
+from holdfast.runtime.groups.backends import BuildOptions, GenerationEnded, build
 from holdfast.runtime.state.tensors import bytes_of
 from tests.runtime.counting_device import CountingRuntime
 
@@ -100,3 +106,28 @@ def test_a_device_sends_and_receives_through_a_few_buffers(monkeypatch: pytest.M
     assert state_transfer.finish(arrivals) == sent
     assert all(map(torch.equal, there, tensors))
     assert [one.held for one in runtimes] == [1, 1]
+
+
+@pytest.mark.parametrize("runtime", [None, CountingRuntime()], ids=["host", "device"])
+def test_a_transfer_ends_with_its_generation_though_the_other_end_is_silent(
+    monkeypatch: pytest.MonkeyPatch, runtime: CountingRuntime | None
+) -> None:
+    """Over real connections that stay open: the sender was stopped after the first of two slices, and a receiver takes nothing."""
+    store, options = dist.HashStore(), BuildOptions(devices=("cpu",), timeout=timedelta(minutes=5), host="127.0.0.1", first=True)
+    with ThreadPoolExecutor(2) as pool:
+        ends = list(pool.map(lambda rank: build(store, "pair", rank, 2, options=options, is_cancelled=lambda: False), range(2)))
+    first, ended = some(MEGABYTE), threading.Event()
+    monkeypatch.setattr(state_transfer, "SLICE", MEGABYTE)
+    sending = ends[0].backend("cpu").send([first], 1, state_transfer.TAG)
+    into = torch.zeros(2 * MEGABYTE, dtype=torch.uint8)
+    arrival = state_transfer.receive(ends[1], 0, [into], 0, 1, runtime=runtime, is_cancelled=ended.is_set)
+    next(arrival)
+    sending.wait()
+    assert torch.equal(into[: len(first)], first) or runtime is not None  # there the copy to the device is under way
+    ended.set()
+    with pytest.raises(GenerationEnded):
+        state_transfer.finish([arrival])
+    with pytest.raises(GenerationEnded):
+        state_transfer.send(ends[0], 1, [into, into], 0, 1, runtime=runtime, is_cancelled=ended.is_set)
+    for end in ends:
+        end.close()

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from holdfast.runtime.agent_client import link
+from holdfast.runtime.snapshots.device_runtime import CapturedStep
 from holdfast.runtime.telemetry.wait_windows import process_waits
 
 log = logging.getLogger("holdfast.runtime")
@@ -98,6 +99,9 @@ class DeviceLibrary(Protocol):
     def record(self) -> DeviceEvent:
         """Return an event at the end of that queue."""
 
+    def is_capturing(self) -> bool:
+        """Return whether what the calling thread starts now is recorded into a graph of the device, and does not run."""
+
     def empty(self) -> Tensor:
         """Return a tensor of one element on the device."""
 
@@ -117,6 +121,16 @@ def library() -> DeviceLibrary | None:
 def use(one: DeviceLibrary) -> None:
     """Have *one* carry the operations of all groups that are made from now on, in place of the device's own library."""
     _library[:] = [one]
+
+
+def refuse_capture(what: str, replays: str) -> None:
+    """Raise `CapturedStep` if the calling thread captures a graph, into which *what* would go; *replays*: what its replays would do.
+
+    A graph runs no Python when it is replayed, and keeps the communicators that it was captured with.
+    """
+    device = library()
+    if device is not None and device.is_capturing():
+        raise CapturedStep(what, replays)
 
 
 # -- the end of operations ------------------------------------------------------------------------------------------------

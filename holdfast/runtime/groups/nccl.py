@@ -186,6 +186,10 @@ class Nccl:
         event.record()
         return event
 
+    def is_capturing(self) -> bool:
+        """Ask for the current stream, which is that of the capture, or one that waits for it."""
+        return torch.cuda.is_current_stream_capturing()
+
     def empty(self) -> Tensor:
         """Return a tensor of one element on this rank's GPU."""
         return torch.zeros(1, device=self._device)

@@ -24,6 +24,7 @@ from holdfast.runtime.groups import device_library
 from holdfast.runtime.groups.backends import HOST, BackendGroup
 from holdfast.runtime.groups.operations import InFlightOperations, OperationMark, StepTransaction, fill_neutral_result, skip_compilation
 from holdfast.runtime.peer_errors import is_device_error, is_peer_loss
+from holdfast.runtime.snapshots.device_runtime import USE_ENDED_COMMUNICATORS
 from holdfast.runtime.telemetry.device_times import process_device_times
 from holdfast.runtime.telemetry.wait_windows import kind_of, process_waits
 
@@ -488,7 +489,8 @@ class ManagedGroup(dist.ProcessGroup):
     def _run(
         self, name: str, outputs: list[Tensor], inputs: list[Tensor], call: Callable[[Any], Any], device: str | None = None
     ) -> dist.Work:
-        """Start an operation: *call* starts it on a backend."""
+        """Start an operation: *call* starts it on a backend. Raise `CapturedStep` while a CUDA graph is captured."""
+        device_library.refuse_capture(f"`{name}` of group '{self.group_name}'", USE_ENDED_COMMUNICATORS)
         if self.dry_run is not None:
             return DoneWork(name, outputs, inputs, self.dry_run.answer(self, name, outputs, inputs))
         if self.is_broken:
@@ -542,6 +544,7 @@ class ManagedGroup(dist.ProcessGroup):
 
     def _start_coalescing(self, device: torch.device) -> None:
         """Give the operations that this thread starts from now on to the library, which starts them all at `_end_coalescing`."""
+        device_library.refuse_capture(f"a batch of messages of group '{self.group_name}'", USE_ENDED_COMMUNICATORS)
         inner, thread = self._inner, threading.get_ident()
         if self.dry_run is not None or self.is_broken or self.transaction.lost:
             self._batches[thread] = None

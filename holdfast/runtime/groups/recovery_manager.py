@@ -21,6 +21,7 @@ from holdfast.runtime.agent_client import link
 from holdfast.runtime.data.loader import Loader
 from holdfast.runtime.groups.backends import GenerationEnded
 from holdfast.runtime.groups.control_tree import PeerConnectionLost
+from holdfast.runtime.groups.device_library import refuse_capture
 from holdfast.runtime.groups.dry_runs import first_exchanges, recorded_collectives
 from holdfast.runtime.groups.dry_runs.recorded_collectives import Coverage
 from holdfast.runtime.groups.membership import GroupGeneration, MembershipManager
@@ -28,6 +29,7 @@ from holdfast.runtime.groups.migration import LiveMigrations
 from holdfast.runtime.groups.state_transfer import StateTransfer, TransferCorrupted
 from holdfast.runtime.peer_errors import is_device_error, is_late_peer, is_peer_loss
 from holdfast.runtime.process.exit import SigtermHandler
+from holdfast.runtime.snapshots.device_runtime import CHANGE_STATE
 from holdfast.runtime.snapshots.restore import RestoreError, Restorer, SnapshotSource
 from holdfast.runtime.snapshots.restore_planner import NoPlan, RankHolding, RestorePlan, SnapshotRef, own_shard, plan, shards_by_rank
 from holdfast.runtime.snapshots.snapshotter import Snapshotter
@@ -177,7 +179,8 @@ class RecoveryManager:
     # -- vote ---------------------------------------------------------------------------------------------------------
 
     def may_apply(self) -> bool:
-        """Return whether this step counts: all ranks have voted for it."""
+        """Return whether this step counts: all ranks have voted for it. Raise `CapturedStep` while a CUDA graph is captured."""
+        refuse_capture("`optimizer.step()`", CHANGE_STATE)
         if self.warming_up:
             return True
         if self._decision is None:

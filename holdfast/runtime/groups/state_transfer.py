@@ -10,6 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -74,10 +75,30 @@ def _sums(part: Tensor) -> bytes:
     return torch.cat(sums).cpu().numpy().tobytes()
 
 
+def _never() -> bool:
+    return False
+
+
+def _wait(work: Work, is_cancelled: Callable[[], bool]) -> None:
+    """Wait for a message; raise `GenerationEnded` as soon as *is_cancelled*.
+
+    The other end may have been stopped, and closes nothing then; and a cut connection does not wake who waits for the rest of a message.
+    The wait that is left behind keeps its buffer.
+    """
+    in_thread(work.wait, is_cancelled)
+
+
 def send(  # noqa: PLR0913 (one transfer)
-    inner: BackendGroup, to: int, tensors: Sequence[Tensor], share: int, shares: int, *, runtime: DeviceRuntime | None = None
+    inner: BackendGroup,
+    to: int,
+    tensors: Sequence[Tensor],
+    share: int,
+    shares: int,
+    *,
+    runtime: DeviceRuntime | None = None,
+    is_cancelled: Callable[[], bool] = _never,
 ) -> tuple[str, int]:
-    """Send this sender's slices to member *to* of the group; return digest and bytes.
+    """Send this sender's slices to member *to* of the group; return digest and bytes. Raise `GenerationEnded` as soon as *is_cancelled*.
 
     Those on a device go through a small ring of pinned buffers; *runtime*: that of the device, by default of the tensors' own.
     """
@@ -87,14 +108,14 @@ def send(  # noqa: PLR0913 (one transfer)
         works = [backend.send([part], to, TAG) for part in parts]
         sent = digest(parts)
         for work in works:
-            work.wait()
+            _wait(work, is_cancelled)
         return sent, sum(part.numel() for part in parts)
     ring = PinnedRing(runtime, min(SLICE, max(part.numel() for part in parts)))
 
     def leaving() -> Iterator[Tensor]:
         for part in parts:
             buffer = ring.fetch(part) if part.device == runtime.device else ring.take(part.numel()).copy_(part)
-            ring.hold(backend.send([buffer], to, TAG).wait)
+            ring.hold(partial(_wait, backend.send([buffer], to, TAG), is_cancelled))
             yield buffer
 
     sent = digest(leaving())  # of what the device had, while it is sent
@@ -107,19 +128,26 @@ Arrival = Generator[None, None, tuple[str, int]]
 
 
 def receive(  # noqa: PLR0913 (as above)
-    inner: BackendGroup, source: int, tensors: Sequence[Tensor], share: int, shares: int, *, runtime: DeviceRuntime | None = None
+    inner: BackendGroup,
+    source: int,
+    tensors: Sequence[Tensor],
+    share: int,
+    shares: int,
+    *,
+    runtime: DeviceRuntime | None = None,
+    is_cancelled: Callable[[], bool] = _never,
 ) -> Arrival:
-    """Start to receive the slices of member *source*, to be finished by `finish`; *runtime*: as that of `send`."""
+    """Start to receive the slices of member *source*, to be finished by `finish`; *runtime*, *is_cancelled*: as those of `send`."""
     parts = list(slices(tensors, share, shares))
     backend, runtime = inner.backend("cpu"), runtime or _runtime_of(parts)
     if runtime is not None:
-        return _through_ring(backend, source, parts, runtime)
+        return _through_ring(parts, runtime, lambda buffer: backend.recv([buffer], source, TAG), is_cancelled)
     works = [backend.recv([part], source, TAG) for part in parts]
 
     def arriving() -> Arrival:
         total = hashlib.sha256()
         for work, part in zip(works, parts, strict=True):
-            work.wait()
+            _wait(work, is_cancelled)
             total.update(_sums(part))  # of what is there, while the rest still arrives
             yield
         return total.hexdigest(), sum(part.numel() for part in parts)
@@ -127,17 +155,19 @@ def receive(  # noqa: PLR0913 (as above)
     return arriving()
 
 
-def _through_ring(backend: Any, source: int, parts: Sequence[Tensor], runtime: DeviceRuntime) -> Arrival:  # noqa: ANN401 (gloo's)
+def _through_ring(
+    parts: Sequence[Tensor], runtime: DeviceRuntime, begin: Callable[[Tensor], Work], is_cancelled: Callable[[], bool]
+) -> Arrival:
     """Receive *parts* one ahead of the other into pinned buffers, and copy each to its device from there."""
     total, ring = hashlib.sha256(), PinnedRing(runtime, min(SLICE, max(part.numel() for part in parts)))
 
     def ask(part: Tensor) -> tuple[Tensor, Work]:
         buffer = ring.take(part.numel())
-        return buffer, backend.recv([buffer], source, TAG)
+        return buffer, begin(buffer)
 
     for part in parts:
         buffer, work = ask(part)
-        work.wait()
+        _wait(work, is_cancelled)
         if part.device == runtime.device:
             ring.put(part, buffer)
         else:
@@ -221,6 +251,7 @@ class StateTransfer:
         assert opened is not None
         self._store, self._host = opened.prefixed("transferable_state"), opened.host
         self._temporary: list[BackendGroup] = []
+        self._is_cancelled = membership.is_cancelled(generation.number)
 
     def execute(
         self, plan: RestorePlan, rank_states: Mapping[int, Mapping[int, bytes]], apply: Callable[[bytes], None]
@@ -257,7 +288,7 @@ class StateTransfer:
             self._store.set(f"shapes/{target}", json.dumps(wanted))
         else:  # copies of one state may lie differently in memory
             wanted = json.loads(self.get(f"shapes/{target}"))
-        sent, size = send(inner, place, laid_out(tensors, wanted), share, shares)
+        sent, size = send(inner, place, laid_out(tensors, wanted), share, shares, is_cancelled=self._is_cancelled)
         self._store.set(f"digest/{target}/{share}", sent)
         return size
 
@@ -271,7 +302,8 @@ class StateTransfer:
         device = next((one.device for one in self._training.model.parameters()), torch.device("cpu"))
         found = places_for(json.loads(self.get(f"shapes/{me}")), own, device)
         tensors = list(found.values())
-        started = [receive(inner, place, tensors, share, of) for inner, place, _, share, of in senders]
+        cancelled = self._is_cancelled
+        started = [receive(inner, place, tensors, share, of, is_cancelled=cancelled) for inner, place, _, share, of in senders]
         total = 0
         for (_, _, source, share, _), (received, size) in zip(senders, finish(started), strict=True):
             total += size
@@ -290,7 +322,7 @@ class StateTransfer:
 
     def get(self, key: str) -> bytes:
         """Return what another rank stores under *key*; raise `GenerationEnded` when the generation ends meanwhile."""
-        return in_thread(lambda: bytes(self._store.get(key)), self._membership.is_cancelled(self._generation.number))
+        return in_thread(lambda: bytes(self._store.get(key)), self._is_cancelled)
 
     def _between(self, source: int, target: int, other: int) -> tuple[BackendGroup, int]:
         """Return connections that join *source* and *target*, and the index of *other* in them."""
@@ -316,5 +348,5 @@ class StateTransfer:
             place,
             2,
             options=BuildOptions(devices=(HOST,), timeout=self._membership.groups[0].timeout, host=self._host),
-            is_cancelled=self._membership.is_cancelled(self._generation.number),
+            is_cancelled=self._is_cancelled,
         )

@@ -7,24 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
+
+CHANGE_STATE: Final = "would change the state without waiting for the snapshot that is copied from it, and without the ranks' vote"
+"""What replays of a captured step would do."""
+USE_ENDED_COMMUNICATORS: Final = "would use communicators that a recovery has ended, and no rank would notice there that a peer is lost"
+"""What replays of a captured operation of a managed group would do."""
 
 
 class CapturedStep(RuntimeError):
     """A CUDA graph is captured where Python must run at every step."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
+    def __init__(self, what: str, replays: str = CHANGE_STATE) -> None:
+        super().__init__(what, replays)
+        self.what, self.replays = what, replays
 
     def __str__(self) -> str:
         return (
-            f"{self.what} is being captured into a CUDA graph: its replays would change the state without waiting for the snapshot that is "
-            "copied from it, and without the ranks' vote. Capture computation without collectives, and call the optimizer "
-            "outside of the graph; or turn snapshots off (`checkpoint: {memory: {interval: 0}}`) and use `groups: auto`"
+            f"{self.what} is being captured into a CUDA graph: its replays {self.replays}. Capture computation without collectives "
+            "(`torch.compile` does with mode='default', not with mode='reduce-overhead'), and call the optimizer outside of the graph; "
+            "or turn snapshots off (`checkpoint: {memory: {interval: 0}}`) and use `groups: stock`"
         )
 
 

@@ -1,4 +1,7 @@
-"""Plain data parallelism under DDP, with everything that must not be lost: dropout, a scheduler, a shuffled position in the data."""
+"""Plain data parallelism under DDP, with everything that must not be lost: dropout, a scheduler, a shuffled position in the data.
+
+Options, among others: ``on=KIND`` (see `RankDevice`), ``compile=BACKEND`` (train what torch.compile makes of the model).
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,13 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import holdfast
 from tests.runtime.chaos import gate, reach
+from tests.runtime.rank_device import RankDevice
 
 folder, until = Path(sys.argv[1]), int(sys.argv[2])
 options = set(sys.argv[3:])
 width = next((int(one.partition("=")[2]) for one in options if one.startswith("width=")), 32)
 
-torch.set_num_threads(1)
+where = RankDevice(options)
 if "init" in options:
     dist.init_process_group("gloo")
 else:
@@ -28,6 +32,7 @@ else:
 rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 torch.manual_seed(1)
 model = nn.Sequential(nn.Linear(8, width), nn.GELU(), nn.Dropout(0.1), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 4))
+model.to(where.device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=10)
 torch.manual_seed(100 + rank)
@@ -37,6 +42,8 @@ loader = holdfast.Loader(DataLoader(dataset, 8, sampler=DistributedSampler(datas
 
 with holdfast.session(model=model, optimizer=optimizer, schedulers=scheduler, data=loader, any_rank="any" in options) as session:
     wrapped = session.stabilize_ddp(nn.parallel.DistributedDataParallel(model, process_group=session.group))
+    compiler = next((one.partition("=")[2] for one in options if one.startswith("compile=")), "")
+    forward = torch.compile(wrapped, backend=compiler) if compiler else wrapped
     batches = iter(loader)
     for step in session.steps(until=until):
         if f"gate={step.number}" in options:
@@ -44,8 +51,8 @@ with holdfast.session(model=model, optimizer=optimizer, schedulers=scheduler, da
         if f"gate-{step.number}" in options:
             gate(folder, f"gate-{step.number}")
         reach("forward", step.number)
-        inputs, wanted = next(batches)
-        loss = nn.functional.mse_loss(wrapped(inputs), wanted)
+        inputs, wanted = (one.to(where.device) for one in next(batches))
+        loss = nn.functional.mse_loss(forward(inputs), wanted)
         loss.backward()
         reach("backward", step.number)
         reported = loss.detach().clone()
@@ -62,7 +69,7 @@ with holdfast.session(model=model, optimizer=optimizer, schedulers=scheduler, da
 
 digest = hashlib.sha256()
 for parameter in model.parameters():
-    digest.update(parameter.detach().numpy().tobytes())
+    digest.update(parameter.detach().cpu().numpy().tobytes())
 applied = {int(state["step"]) for state in optimizer.state.values()}
 ending = {"step": session.steps_done, "loss": session.loss, "model": digest.hexdigest(), "applied": sorted(applied)}
 (folder / f"result-{session.rank}.json").write_text(json.dumps(ending))

@@ -1,7 +1,10 @@
-"""Ranks in pairs and in data-parallel groups, over the stand-in for a device: gradients are reduced in backward, pairs exchange messages.
+"""Ranks in a data x pipeline grid, on a device: gradients are reduced in backward over both, pairs exchange messages, fused AdamW applies.
 
-Options: ``ddp`` (DDP reduces the gradients, over all ranks at once), ``silent`` (no communicator reports an error), ``item`` (the loss is
-read as `Tensor.item` does), ``gate-N-R`` (rank R waits at step N for the gate), ``refuses-N-R`` (the library takes no operation of rank R
+All groups that compute have two members, so that no sum depends on the order of ranks.
+
+Options: ``on=KIND`` (see `RankDevice`; by default the stand-in), ``ddp`` (DDP reduces the gradients, over all ranks at once), ``item`` (the
+loss is read as `Tensor.item` does), ``gate-N-R`` (rank R waits at step N for the gate), ``captures-N`` (every rank tries to capture a graph
+at step N). Of the stand-in alone: ``silent`` (no communicator reports an error), ``refuses-N-R`` (the library takes no operation of rank R
 at step N, once), ``stuck-R`` (no abort of rank R ends, from step 13 on).
 """
 
@@ -22,23 +25,23 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import holdfast
 from holdfast.runtime.agent_client import link
 from holdfast.runtime.groups import device_library
+from holdfast.runtime.snapshots.device_runtime import CapturedStep
 from tests.runtime.chaos import gate, reach
-from tests.runtime.device_stand_in import StandIn
+from tests.runtime.rank_device import RankDevice
 
 folder, until = Path(sys.argv[1]), int(sys.argv[2])
 options = set(sys.argv[3:])
 
-torch.set_num_threads(1)
-device = StandIn(reports_errors="silent" not in options)
-device_library.use(device)
+where = RankDevice(options, default="stand-in", reports_errors="silent" not in options)
+device = where.stand_in
 holdfast.join()
 rank = int(os.environ["RANK"])
 torch.manual_seed(1)
-model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 4))
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 4)).to(where.device)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
 # As in torch, a group for nccl carries tensors of the device only; the default group has gloo as well.
-copies = [dist.new_group([0, 2], backend="nccl"), dist.new_group([1, 3], backend="nccl")][rank % 2]
-pair = [dist.new_group([0, 1], backend="nccl"), dist.new_group([2, 3], backend="nccl")][rank // 2]
+copies = [dist.new_group([0, 2], backend=where.backend), dist.new_group([1, 3], backend=where.backend)][rank % 2]
+pair = [dist.new_group([0, 1], backend=where.backend), dist.new_group([2, 3], backend=where.backend)][rank // 2]
 torch.manual_seed(100 + rank)
 source = torch.Generator().manual_seed(5)
 dataset = TensorDataset(torch.randn(160, 8, generator=source), torch.randn(160, 4, generator=source))
@@ -60,11 +63,25 @@ if "ddp" not in options:
 
 def exchange(number: int) -> Tensor:
     """Send a message to the other rank of the pair, and receive one, as the stages of a pipeline do: both send first."""
-    sent, received = torch.full((9000,), float(number + rank)), torch.empty(9000)
+    sent, received = torch.full((9000,), float(number + rank), device=where.device), torch.empty(9000, device=where.device)
     batch = [dist.P2POp(dist.isend, sent, rank ^ 1, pair), dist.P2POp(dist.irecv, received, rank ^ 1, pair)]
     for work in batch_isend_irecv(batch):
         work.wait()
     return received
+
+
+def try_to_capture() -> None:
+    """Try to capture a graph with a collective, with a batch of messages, and with the optimizer's step; nothing of it may run."""
+    captured, refused = torch.ones(1, device=where.device), []
+    where.synchronize()
+    with where.capture():
+        captured += 1
+        for part in (lambda: pair.allreduce([captured]), lambda: exchange(0), optimizer.step):
+            try:
+                part()
+            except CapturedStep as error:
+                refused.append(error.what)
+    link().report("refused", captures=refused)
 
 
 with holdfast.session(model=model, optimizer=optimizer, data=loader) as session:
@@ -80,21 +97,27 @@ with holdfast.session(model=model, optimizer=optimizer, data=loader) as session:
             gate(folder)
         if f"refuses-{step.number}-{rank}" in options:
             options.discard(f"refuses-{step.number}-{rank}")
+            assert device is not None
             device.refuses = True
         if step.number == 13 and f"stuck-{rank}" in options:
+            assert device is not None
             vars(device_library)["ABORT_SECONDS"] = 0.5
             device.hangs.clear()
-        inputs, wanted = next(batches)
+        if f"captures-{step.number}" in options:
+            try_to_capture()
+        inputs, wanted = (one.to(where.device) for one in next(batches))
         received = exchange(step.number)
-        device.refuses = False
+        if device is not None:
+            device.refuses = False
         reach("forward", step.number)
         loss = nn.functional.mse_loss(forward(inputs), wanted)
         loss.backward()
         reach("backward", step.number)
         reported = loss.detach().clone()
-        dist.all_reduce(reported)
+        dist.all_reduce(reported, group=copies)
+        dist.all_reduce(reported, group=pair)
         if "item" in options:
-            device.synchronize()
+            where.synchronize()
         optimizer.step()  # this waits for the device: all that lies in its queue has arrived, or the step does not count
         optimizer.zero_grad()
         step.end(reported / 4)
@@ -103,16 +126,17 @@ with holdfast.session(model=model, optimizer=optimizer, data=loader) as session:
     dist.barrier(pair)  # of a group without gloo: the device runs it
 
 dist.destroy_process_group(pair)
-made = device.communicators
-assert any(one.finished.is_set() for one in made)
-link().report(
-    "device",
-    communicators=len(made),
-    aborted=sum(one.ended.is_set() for one in made),
-    batches=sorted({size for one in made for size in one.batches}),
-)
+if device is not None:
+    made = device.communicators
+    assert any(one.finished.is_set() for one in made)
+    link().report(
+        "device",
+        communicators=len(made),
+        aborted=sum(one.ended.is_set() for one in made),
+        batches=sorted({size for one in made for size in one.batches}),
+    )
 digest = hashlib.sha256()
 for parameter in model.parameters():
-    digest.update(parameter.detach().numpy().tobytes())
-ending = {"step": session.steps_done, "loss": session.loss, "model": digest.hexdigest(), "prepared": device.prepared}
+    digest.update(parameter.detach().cpu().numpy().tobytes())
+ending = {"step": session.steps_done, "loss": session.loss, "model": digest.hexdigest(), "prepared": device and device.prepared}
 (folder / f"result-{rank}.json").write_text(json.dumps(ending))

@@ -1,4 +1,7 @@
-"""Images through a network whose tensors have unusual memory layouts: `channels_last`, transposed, expanded."""
+"""Images through a network whose tensors have unusual memory layouts: `channels_last`, transposed, expanded.
+
+Options: ``on=KIND`` (see `RankDevice`), ``fused`` (AdamW in one kernel).
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
 from tests.runtime.chaos import reach
+from tests.runtime.rank_device import RankDevice
 
 folder, until = Path(sys.argv[1]), int(sys.argv[2])
 options = set(sys.argv[3:])
@@ -35,11 +39,12 @@ class Net(nn.Module):
         return out
 
 
-torch.set_num_threads(1)
+where = RankDevice(options)
 holdfast.join()
 rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 torch.manual_seed(1)
-model = Net()
+with where.device:
+    model = Net()
 model.images.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["scale"])  # torch cannot broadcast into it
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused="fused" in options)
@@ -48,7 +53,7 @@ torch.manual_seed(100 + rank)
 with holdfast.session(model=model, optimizer=optimizer) as session:
     wrapped = session.stabilize_ddp(DistributedDataParallel(model, process_group=session.group))
     for step in session.steps(until=until):
-        loss = wrapped(torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last)).square().mean()
+        loss = wrapped(torch.randn(4, 3, 8, 8, device=where.device).to(memory_format=torch.channels_last)).square().mean()
         loss.backward()
         reach("backward", step.number)
         reported = loss.detach().clone()
@@ -61,6 +66,6 @@ with holdfast.session(model=model, optimizer=optimizer) as session:
 digest = hashlib.sha256()
 strides = []
 for value in [*model.state_dict().values(), *(value for state in optimizer.state.values() for value in state.values())]:
-    digest.update(value.contiguous().numpy().tobytes())
+    digest.update(value.contiguous().cpu().numpy().tobytes())
     strides.append(value.stride())
 (folder / f"result-{rank}.json").write_text(json.dumps({"step": session.steps_done, "state": digest.hexdigest(), "strides": strides}))
