@@ -191,7 +191,7 @@ def _scenario(run: Mapping[str, Any], record: Mapping[str, Any], lag: float) -> 
             "name": f"chaos-{run['seed']}",
             "duration": f"{run['wall_s'] + 120:.1f}s",
             "cluster": {"nodes": 4, "gpus_per_node": 1, "nodes_per_rack": 1, "hot_spares": 1, "warm_up": "2s"},
-            "jobs": [{"nnodes": 3, "step": f"{run['step_s']:.4f}s", "checkpoint": checkpoint, "timeouts": record["timeouts"]}],
+            "jobs": [{"nnodes": 3, "copies": 3, "step": f"{run['step_s']:.4f}s", "checkpoint": checkpoint, "timeouts": record["timeouts"]}],
             "faults": {"constant_rate": {"per_1000_node_days": 0}},
         }
     )

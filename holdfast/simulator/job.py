@@ -305,7 +305,7 @@ class SimulatedJob:
         if not (yield from self._carry_out(decision.action, plan, incident)):
             incident.hits = [*(replace(one, at=self._env.now) for one in self._at.broken.values()), *self._new_hits()] or incident.hits
             return False
-        self._restore(plan.restore, incident)
+        self._restore(plan.restore, incident, keeps_ranks=decision.action is RecoveryAction.RETRY_STEP)
         return True
 
     def _carry_out(self, action: RecoveryAction, plan: RecoveryPlan, incident: IncidentInWork) -> Steps:
@@ -371,7 +371,10 @@ class SimulatedJob:
             self._spending = None
             self.account.spend(category, self._env.now - began)
 
-    def _restore(self, restore: Restore, incident: IncidentInWork) -> None:
+    def _restore(self, restore: Restore, incident: IncidentInWork, *, keeps_ranks: bool = False) -> None:
+        """Go back to the state that is left. A rank that is lost is alive in another copy of the model, or only in a snapshot."""
+        if restore is Restore.STEP and self.spec.copies == 1 and not keeps_ranks and not self._system.redundant_stages:
+            restore = Restore.SNAPSHOT
         corrupt = [one.corrupt_since for one in incident.hits if one.corrupt_since is not None]
         progress = self.progress
         if corrupt:
@@ -382,9 +385,12 @@ class SimulatedJob:
             progress.restore(progress.newest_snapshot() if restore is Restore.SNAPSHOT else progress.newest_step())
 
     def _replicas_lost(self, incident: IncidentInWork) -> bool:
-        """Return whether a snapshot and its replica, which is one rack further in rank order, were lost together."""
-        lost = {incident.places[one.node] for one in incident.hits if one.breaks and one.node in incident.places}
-        return any((place + self._rack) % max(1, self.spec.nodes) in lost for place in lost)
+        """Return whether a snapshot and all its replicas, each one rack further in rank order, were lost together."""
+        lost, racks = self._places_lost(incident), range(1, self.spec.checkpoint.snapshot_replicas + 1)
+        return any(all((place + rack * self._rack) % max(1, self.spec.nodes) in lost for rack in racks) for place in lost)
+
+    def _places_lost(self, incident: IncidentInWork) -> set[int]:
+        return {incident.places[one.node] for one in incident.hits if one.breaks and one.node in incident.places}
 
     def _start_anew(self, incident: IncidentInWork, decision: Decision) -> Steps:
         """Let a person start the failed job again: on all its nodes, from disk."""
@@ -459,12 +465,22 @@ class SimulatedJob:
             bad += tuple(node for node in self._at.degraded if node not in self._at.broken)
         if not bad:
             return Decision(action=RecoveryAction.RESTART_WORKERS, reason=reason)
+        fatal = self._system.redundant_stages and self._stages_lost(bad)
         add = tuple(self._pool.prefer_hot(len(bad)) if self._system.hot_spares else case.spares[: len(bad)])
         if len(add) == len(bad):
-            return Decision(action=RecoveryAction.REPLACE_NODE, reason=reason, drop=bad, add=add)
-        if self._system.shrinks and len(case.members) - len(bad) + len(add) >= max(1, case.least):
+            action = RecoveryAction.ROLLBACK if fatal else RecoveryAction.REPLACE_NODE
+            return Decision(action=action, reason=reason, drop=bad, add=add)
+        if not fatal and self._system.shrinks and len(case.members) - len(bad) + len(add) >= max(1, case.least):
             return Decision(action=RecoveryAction.SHRINK_RESTART, reason=reason, drop=bad, add=add)
         return Decision(action=RecoveryAction.WAIT_FOR_CAPACITY, reason=reason, drop=bad, add=add, need=self.spec.nodes)
+
+    def _stages_lost(self, nodes: Iterable[str]) -> bool:
+        """Return whether *nodes* hold a stage of a pipeline and the one before it, which computes it again."""
+        per_copy = self.spec.nodes // self.spec.copies
+        parts = min(self.spec.stages, per_copy)
+        lost = {divmod(self._at.place[node], per_copy) for node in nodes if node in self._at.place}
+        stages = {(copy, place * parts // per_copy) for copy, place in lost}
+        return any((copy, (stage - 1) % parts) in stages for copy, stage in stages)
 
     def _fault(self, hit: Hit) -> Fault:
         ranks = self._at.ranks.get(hit.node, ())

@@ -58,6 +58,17 @@ def test_a_scenario_is_read_with_its_defaults(tmp_path: Path) -> None:
         ("name: small", "name: small\nsystems: [torchrunn]", ("systems[0]", "'torchrunn'", "Did you mean 'torchrun'")),
         ("name: small", "name: small\npolicy: agressive", ("policy", "'agressive'", "Did you mean 'aggressive'")),
         ("name: small", "script: train.py", ("describes a job or a cluster",)),
+        ("step: 10s", "state: 1.8TB", ("jobs[0].state", "line 6", "without `cluster.links`", "`links: {network: 400Gbit/s")),
+        ("hot_spares: 1", "links: {network: 400Gbit/s, storage: 2TB/s}", ("cluster.links", "no job says how large its state is")),
+        ("hot_spares: 1", "links: {network: 400, storage: 2TB/s}", ("cluster.links.network", "400 has no unit", '"400Gbit/s"')),
+        ("hot_spares: 1", "links: {network: 0GB/s, storage: 2TB/s}", ("cluster.links.network", "is not a bandwidth")),
+        ("step: 10s", "stages: 7", ("jobs[0].stages", "64 GPUs of a copy cannot hold 7 pipeline stages", "divisor of 64")),
+        ("name: small", "name: small\nsystems: [bamboo]", ("jobs[0].stages", "under Bamboo", "Write 2 or more")),
+        (
+            "step: 10s",
+            "checkpoint: {interval: 30s, overlapped: 5m}",
+            ("jobs[0].checkpoint.interval", "line 6", "written for 5m", "30s after it", "or `auto`"),
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_sentence_with_a_cure(tmp_path: Path, before: str, after: str, said: tuple[str, ...]) -> None:
