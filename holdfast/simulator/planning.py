@@ -14,7 +14,7 @@ from holdfast.report.text.wording import share
 from holdfast.simulator.engine import simulate
 from holdfast.simulator.phase_times import PhaseTime
 from holdfast.simulator.results import RunResult, Spread, SystemResult
-from holdfast.simulator.scenario import Scenario
+from holdfast.simulator.scenario import UNSIZED_WRITE, Scenario
 from holdfast.simulator.systems import SYSTEMS, RecoveryPlan, RecoverySystem
 from holdfast.spec.files.units import format_bandwidth, format_duration, parse_duration
 
@@ -73,6 +73,11 @@ class PlanRequest:
         """Return the days of a run."""
         wanted = FAULTS / (self.nodes * (TRACE_RATE if self.rate is None else max(self.rate, 1e-3)) / 1000)
         return min(MAX_DAYS, max(MIN_DAYS, wanted))
+
+    @property
+    def shortest_interval(self) -> float:
+        """Return the seconds that a save is written for, in which no other can begin; with a `state` the simulator waits for it itself."""
+        return UNSIZED_WRITE.total_seconds() if self.state is None else 0.0
 
     def scenario(self, *, spares: int, hot_spares: int, interval: str = "auto", policy: str | None = None, **faults: Any) -> Scenario:  # noqa: ANN401 (fields)
         """Return the scenario with these choices."""
@@ -175,7 +180,7 @@ def make_plan(request: PlanRequest, *, workers: int = 1, on_done: Callable[[int]
         hot = sweep("hot spares", [(f"{one}", one, request.scenario(spares=count, hot_spares=one), system) for one in hots])
         ready = int(hot.best.value)
         usual = next(iter(hot.best.result.runs[0].jobs.values())).interval
-        intervals = [max(request.step, factor * usual) for factor in INTERVALS]
+        intervals = [max(request.step, request.shortest_interval, factor * usual) for factor in INTERVALS]
         interval = sweep(
             "checkpoint interval",
             [

@@ -21,6 +21,8 @@ from holdfast.spec.job import NAME, POLICIES, Nnodes, NonEmptyText, PolicyRecove
 
 MAX_NODES: Final = 200_000
 LONGEST: Final = timedelta(days=3650)
+UNSIZED_WRITE: Final = timedelta(minutes=1)
+"""How long a save is written of a job without a stated size. An assumption."""
 TRACE: Final = "infinitehbd"
 """The trace that comes with Holdfast."""
 Share = Annotated[Percent, Field(ge=0, le=1)]
@@ -285,6 +287,10 @@ def contradictions(scenario: Scenario) -> Iterator[Problem]:
     if not any(value is not None for value in sources.values()):
         known = ", ".join(f"`{name}:`" for name in sources)
         yield Problem(field="faults", reason="no source of faults is named", cure=f"Write at least one of {known} under it")
+    bug = scenario.faults.bug
+    if bug is not None and bug.at >= scenario.duration:
+        reason = f"it comes after the {format_duration(scenario.duration)} that are simulated"
+        yield Problem(field="faults.bug.at", reason=reason, cure="Write a shorter time, or a longer `duration`")
     if not is_policy_file(scenario.policy) and scenario.policy not in POLICIES:
         cure = nearest(scenario.policy, list(POLICIES)) or f"Write {', '.join(POLICIES)}, or the path of a policy file"
         yield Problem(field="policy", reason=f"no policy is called {shown(repr(scenario.policy))}", cure=cure)
@@ -299,10 +305,18 @@ def _wrong_sizes(scenario: Scenario) -> Iterator[Problem]:
     elif hot > nodes - needed:
         reason = f"{hot:,} hot spares are more than the {nodes - needed:,} nodes that no job needs"
         yield Problem(field="cluster.hot_spares", reason=reason, cure=f"Raise `cluster.nodes` to {needed + hot:,}, or lower it")
+    if scenario.cluster.nodes_per_rack > nodes and "nodes_per_rack" in scenario.cluster.model_fields_set:
+        reason = f"a rack of {scenario.cluster.nodes_per_rack:,} nodes is larger than the cluster of {nodes:,}"
+        yield Problem(field="cluster.nodes_per_rack", reason=reason, cure=f"Write {nodes:,} or fewer")
     planned = scenario.maintenance
-    if planned is not None and planned.nodes > nodes:
+    if planned is None:
+        return
+    if planned.nodes > nodes:
         reason = f"{planned.nodes:,} nodes are more than the cluster's {nodes:,}"
         yield Problem(field="maintenance.nodes", reason=reason, cure="Lower it")
+    elif (out := planned.nodes * -(-planned.duration // planned.interval)) > nodes:
+        reason = f"{out:,} nodes of {nodes:,} would be out at once: the next ones leave before the others are back"
+        yield Problem(field="maintenance.interval", reason=reason, cure="Write a longer interval, a shorter `duration`, or fewer nodes")
 
 
 def _wrong_jobs(scenario: Scenario) -> Iterator[Problem]:
@@ -325,14 +339,28 @@ def _wrong_jobs(scenario: Scenario) -> Iterator[Problem]:
                 reason="without `cluster.links` it is unknown how long a state takes to move",
                 cure="Add `links: {network: 400Gbit/s, storage: 200GB/s}` to `cluster`, with your figures",
             )
-        plan = job.checkpoint
-        if isinstance(plan.interval, timedelta) and plan.overlapped is not None and plan.overlapped > plan.interval:
-            written, gap = (format_duration(one) for one in (plan.overlapped, plan.interval))
-            reason = f"a save is written for {written}, and the next one begins {gap} after it"
-            yield Problem(field=f"{field}.checkpoint.interval", reason=reason, cure="Write a longer interval, or `auto`")
+        yield from _wrong_times(job, field, scenario.duration)
     if links is not None and all(job.state is None for job in scenario.jobs):
         reason = "bandwidths make no difference: no job says how large its state is"
         yield Problem(field="cluster.links", reason=reason, cure="Add `state: 1.8TB` to a job, with your figure, or remove it")
+
+
+def _wrong_times(job: ScenarioJob, field: str, whole: timedelta) -> Iterator[Problem]:
+    """Yield times of *job* that cannot be within the *whole* duration, or between each other."""
+    if job.step > whole:
+        reason = f"a step of {format_duration(job.step)} does not end within the {format_duration(whole)} that are simulated"
+        yield Problem(field=f"{field}.step", reason=reason, cure="Write a shorter one, or a longer `duration`")
+    interval, written = job.checkpoint.interval, job.checkpoint.overlapped
+    if not isinstance(interval, timedelta):
+        return
+    written = UNSIZED_WRITE if written is None and job.state is None else written
+    if written is not None and written > interval:
+        reason = f"a save is written for {format_duration(written)}, and the next one begins {format_duration(interval)} after it"
+        cure = "Write a longer interval, or `auto`, or how long the write really takes in `overlapped`"
+        yield Problem(field=f"{field}.checkpoint.interval", reason=reason, cure=cure)
+    if interval > whole:
+        reason = f"no checkpoint is due within the {format_duration(whole)} that are simulated"
+        yield Problem(field=f"{field}.checkpoint.interval", reason=reason, cure="Write a shorter interval, or a longer `duration`")
 
 
 def load_scenario(path: str | os.PathLike[str]) -> Scenario:

@@ -11,13 +11,11 @@ from typing import Final, Self
 
 from holdfast.policies.recovery.case import RecoveryAction
 from holdfast.simulator.phase_times import PhaseTime
-from holdfast.simulator.scenario import ScenarioJob, ScenarioLinks
+from holdfast.simulator.scenario import UNSIZED_WRITE, ScenarioJob, ScenarioLinks
 from holdfast.simulator.systems import RecoveryPlan, RecoverySystem, Restore
 
 STALL: Final = 5.0
 """Seconds that training stops for a save, of a job without a stated size. An assumption."""
-OVERLAPPED: Final = 60.0
-"""Seconds that such a save is written while training runs. An assumption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +93,7 @@ def _at_least(time: PhaseTime, seconds: float) -> PhaseTime:
 
 def save_times(job: ScenarioJob, transfers: StateTransfers | None) -> tuple[float, float]:
     """Return the seconds that training stops for a save, and that it is then written for: as stated, or by the size of the state."""
-    stall, write = (STALL, OVERLAPPED) if transfers is None else (transfers.stall, transfers.write)
+    stall, write = (STALL, UNSIZED_WRITE.total_seconds()) if transfers is None else (transfers.stall, transfers.write)
     plan = job.checkpoint
     return (
         stall if plan.stall is None else plan.stall.total_seconds(),

@@ -69,6 +69,16 @@ def test_a_scenario_is_read_with_its_defaults(tmp_path: Path) -> None:
             "checkpoint: {interval: 30s, overlapped: 5m}",
             ("jobs[0].checkpoint.interval", "line 6", "written for 5m", "30s after it", "or `auto`"),
         ),
+        ("step: 10s", "checkpoint: {interval: 1s}", ("jobs[0].checkpoint.interval", "written for 1m", "`overlapped`")),
+        ("step: 10s", "checkpoint: {interval: 11d}", ("jobs[0].checkpoint.interval", "no checkpoint is due within the 10d")),
+        ("step: 10s", "step: 11d", ("jobs[0].step", "a step of 11d does not end within the 10d")),
+        ("nodes: 12", "nodes: 12, nodes_per_rack: 13", ("cluster.nodes_per_rack", "a rack of 13 nodes", "Write 12 or fewer")),
+        ("constant_rate: {per_1000_node_days: 6.5}", "bug: {at: 10d}", ("faults.bug.at", "comes after the 10d")),
+        (
+            "name: small",
+            "name: small\nmaintenance: {interval: 1h, nodes: 4, duration: 4h}",
+            ("maintenance.interval", "16 nodes of 12 would be out at once", "longer interval"),
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_sentence_with_a_cure(tmp_path: Path, before: str, after: str, said: tuple[str, ...]) -> None:
