@@ -30,11 +30,10 @@ from holdfast.simulator.accounts import JobAccount
 from holdfast.simulator.causes import BUG, OVERRUN, PEER, Symptom
 from holdfast.simulator.incidents import Attempt, Hit, IncidentInWork
 from holdfast.simulator.nodes import NodePool
-from holdfast.simulator.phase_times import PhaseTime
 from holdfast.simulator.placement import JobPlacement
 from holdfast.simulator.progress import TrainingPace, TrainingProgress
 from holdfast.simulator.scenario import ScenarioJob
-from holdfast.simulator.systems import RecoveryPlan, RecoverySystem, Restore
+from holdfast.simulator.systems import LostAttempts, RecoveryPlan, RecoverySystem, Restore
 
 MAX_FAULTS: Final = 500
 """Past faults of one kind that a case has, as in the controller."""
@@ -73,6 +72,7 @@ class SimulatedJob:
         self.account = JobAccount()
         self.progress = TrainingProgress(pace, self.account)
         self._numbers = random.Random(seed)  # noqa: S311 (a simulation)
+        self._lag_numbers = random.Random(f"{seed}/lags")  # noqa: S311 (its own: other times stay as they are without measured lags)
         self._at = JobPlacement(env, spec, pool, width=gpus_per_node, hot_spares=system.hot_spares)
         self._away: set[int] = set()
         """Copies of the model that a system without shared ranks has lost for now."""
@@ -264,8 +264,8 @@ class SimulatedJob:
         detection = max(self._system.detection(one.cause).draw(self._numbers, self.progress.pace.step) for one in hits)
         if (yield from self._spend("detect", detection)):
             incident.hits += self._new_hits()
-        if (lost := self._system.lost_attempts.get(hits[0].cause.name)) is not None:
-            yield from self._break_off(incident, lost, float("inf"))
+        if known := self._system.lost_attempts.get(hits[0].cause.name):
+            yield from self._break_off(incident, self._numbers.choice(known))
         corrupt = any(one.corrupt_since is not None for one in hits)
         if corrupt or self._system.rejoin is None or not self._lose_replicas(incident.hits):
             while not (yield from self._attempt(incident)):
@@ -321,7 +321,9 @@ class SimulatedJob:
                 yield from self._spend("failed attempt", allowed)
                 return False
             if (yield from self._spend(phase, seconds)):
-                yield from self._break_off(incident, self._system.failed_attempt, allowed)
+                lost = min(allowed, self._system.failed_attempt.draw(self._numbers, self.progress.pace.step))
+                cut_off = self._system.managed and lost >= self._policy.timeouts.of(RecoveryAction.REPLACE_RANKS)
+                yield from self._break_off(incident, LostAttempts(lost, cut_off))
                 return False
             if self._controller_back > self._env.now and phase in COMMANDED:
                 yield from self._await_controller("failed attempt")
@@ -348,17 +350,16 @@ class SimulatedJob:
         phases = self._system.plan(RecoveryAction.RESTART_WORKERS, hot=False).phases
         return Pace(start=sum(time.mean(step) for name, time in phases if name not in ("isolate", "reschedule")), step=step)
 
-    def _break_off(self, incident: IncidentInWork, lost: PhaseTime, most: float) -> Steps:
-        """Let the time pass that attempts take which another fault has hit: *lost*, *most* seconds at most, once in an incident."""
+    def _break_off(self, incident: IncidentInWork, lost: LostAttempts) -> Steps:
+        """Let the time pass that attempts take which another fault has hit, once in an incident."""
         if incident.broken_off:
             return
         incident.broken_off = True
-        seconds = min(most, lost.draw(self._numbers, self.progress.pace.step))
-        end = self._env.now + seconds
+        end = self._env.now + lost.seconds
         while (left := end - self._env.now) > MOMENT:
             yield from self._spend("failed attempt", left)
             incident.hits += self._new_hits()
-        if self._system.managed and seconds >= self._policy.timeouts.of(RecoveryAction.REPLACE_RANKS):  # that attempt was cut off
+        if lost.escalated:
             self.account.timed_out[RecoveryAction.REPLACE_RANKS] += 1
             incident.tried.append(RecoveryAction.REPLACE_RANKS)
             incident.hits = [replace(incident.hits[0], cause=OVERRUN, at=self._env.now)]
@@ -381,6 +382,9 @@ class SimulatedJob:
             progress.restore(progress.newest_checkpoint(before=min(corrupt)))
         elif restore is Restore.DISK or (restore is Restore.SNAPSHOT and self._replicas_lost(incident)):
             progress.restore(progress.newest_checkpoint())
+        elif restore is Restore.SNAPSHOT and self._system.snapshot_lags:
+            lag = self._lag_numbers.choice(self._system.snapshot_lags)
+            progress.restore(max(0.0, progress.newest_step() - lag * progress.pace.step))
         else:
             progress.restore(progress.newest_snapshot() if restore is Restore.SNAPSHOT else progress.newest_step())
 

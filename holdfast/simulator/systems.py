@@ -6,7 +6,7 @@ not publish are taken in its favour where nothing better is known: no time for w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -58,6 +58,15 @@ class RecoveryPlan:
         return sum(one.mean(step) for _, one in self.phases)
 
 
+@dataclass(frozen=True, slots=True)
+class LostAttempts:
+    """The attempts of an incident that failed before the one that brought the job back."""
+
+    seconds: float
+    escalated: bool
+    """Ranks could not be replaced: the job came back by another action."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoverySystem:
     """A system, as far as the simulator knows it."""
@@ -70,8 +79,8 @@ class RecoverySystem:
     decide: PhaseTime = NOTHING
     failed_attempt: PhaseTime = NOTHING
     """Until the next action, after a fault that broke an attempt off: once in an incident."""
-    lost_attempts: Mapping[str, PhaseTime] = field(default_factory=dict)
-    """The same for causes, by name, of which it is known: instead, and in each incident of that cause."""
+    lost_attempts: Mapping[str, Sequence[LostAttempts]] = field(default_factory=dict)
+    """What was measured instead for causes, by name; one is drawn in each incident of that cause."""
     plans: Mapping[RecoveryAction, RecoveryPlan]
     """Plan of each action, with a hot spare where that makes a difference."""
     cold: Mapping[RecoveryAction, RecoveryPlan] = field(default_factory=dict)
@@ -82,6 +91,8 @@ class RecoverySystem:
     """Pause to take nodes in while training runs; None: all ranks restart."""
     snapshots: bool = False
     """It takes in-memory snapshots."""
+    snapshot_lags: tuple[int, ...] = ()
+    """Steps that recoveries from in-memory snapshots were measured to go back: drawn, in place of what the snapshot interval gives."""
     hot_spares: bool = False
     """It uses hot spares."""
     step_overhead: float = 0.0

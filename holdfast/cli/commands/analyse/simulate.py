@@ -76,7 +76,7 @@ def _validate(file: Path | None, runs: int, *, as_json: bool) -> int:
             continue
         goal = NOTHING if target.goal is None else f"{target.goal:.4g}"
         computed = NOTHING if target.values is None else f"{target.values.median:.4g}"
-        met = {None: "shown only", True: "met", False: "not met" if target.values else "not reproducible"}[target.met]
+        met = {None: "shown only", True: "met", False: "not met" if fields["reproducible"] else "cannot be reproduced"}[target.met]
         echo(f"{met}: {target.what}: {computed} {target.unit}, goal {goal}")
         if target.reason:
             echo_wrapped(target.reason, "    ", width=WIDTH)
