@@ -21,7 +21,7 @@ from holdfast.simulator.fault_sources import ControllerAway, NodeFault, PacedEve
 from holdfast.simulator.history_times import FAILED, HistoryTimes, MeasuredRecovery, times_of
 from holdfast.simulator.phase_times import PhaseTime
 from holdfast.simulator.scenario import Scenario
-from holdfast.simulator.systems import SYSTEMS, RecoverySystem
+from holdfast.simulator.systems import SYSTEMS, LostAttempts, RecoverySystem
 from holdfast.spec.policy import PolicyFile, policy_of
 
 DATA: Final = "data/chaos_runs.json.gz"
@@ -35,7 +35,9 @@ SLACK: Final = 0.1
 RETURNED: Final = 1.0
 """Seconds until a node whose agent ended is of use again."""
 SEVERAL: Final = ("two-ranks-killed", "all-ranks-killed", "killed-in-recovery")
-"""Kinds that hit several ranks one after the other: how long it takes until an attempt is given up that the second one hits."""
+"""Kinds that hit several ranks one after the other: the second one may hit an attempt to replace the first."""
+GONE: Final = ("agent-killed", "node-cut-off", "node-power-cut")
+"""Kinds that take a node away: an attempt to replace its ranks may fail, and its snapshots are gone."""
 _KILLED: Final = Cause(name="killed rank", kind="worker-sigkill", of_process=True)
 _STUCK: Final = Cause(name="hang in the first step", kind="job-hang", symptom=Symptom.NO_FIRST_STEP, of_process=True, names_rank=True)
 _LOST: Final = Cause(name="lost agent", kind="agent-lost", symptom=Symptom.NODE_LOST)
@@ -96,8 +98,12 @@ def predictions(record: Mapping[str, Any], draws: int = DRAWS) -> Iterator[Predi
     policy = policy_of(PolicyFile.model_validate(record["policy"]), name="chaos")
     for run in record["runs"]:
         known = _others(run, record["runs"])
-        system = replace(_measured(calibrated(known)), lost_attempts=_lost_attempts(known))
-        scenario, events = _scenario(run, record, _snapshot_lag(known)), list(_events(run, _absences(known)))
+        system = replace(
+            _measured(calibrated(known)),
+            lost_attempts=_lost_attempts(known),
+            snapshot_lags=_snapshot_lags([one for one in record["runs"] if one is not run]),
+        )
+        scenario, events = _scenario(run, record), list(_events(run, _absences(known)))
         made = [simulate(scenario, system, number, events=events, policy=policy).jobs["training"] for number in range(draws)]
         yield Prediction(
             seed=run["seed"],
@@ -135,15 +141,16 @@ def calibrated(runs: Sequence[Mapping[str, Any]]) -> HistoryTimes:
     )
 
 
-def _lost_attempts(runs: Sequence[Mapping[str, Any]]) -> dict[str, PhaseTime]:
-    """Return what failed attempts took in the incidents of each kind of fault that hits several ranks."""
-    found = defaultdict[str, list[float]](list)
+def _lost_attempts(runs: Sequence[Mapping[str, Any]]) -> Mapping[str, Sequence[LostAttempts]]:
+    """Return the failed attempts in the incidents of each kind of fault that may need several."""
+    found = defaultdict[str, list[LostAttempts]](list)
     for run in runs:
         for one in run["incident_list"]:
             before = [fault for fault in run["fault_list"] if fault["hits"] and fault["hits"][0]["at"] <= one["at"] + 0.05]
-            if before and before[-1]["kind"] in SEVERAL and one["actions"]:
-                found[before[-1]["kind"]].append(one["phases"].get(FAILED, 0.0))
-    return {kind: PhaseTime(measured=tuple(some), source=f"{len(some)} other chaos runs") for kind, some in found.items()}
+            if before and before[-1]["kind"] in (*SEVERAL, *GONE) and one["actions"]:
+                escalated = one["actions"][-1] not in {*IN_PROCESS, RecoveryAction.RETRY_STEP}
+                found[before[-1]["kind"]].append(LostAttempts(one["phases"].get(FAILED, 0.0), escalated))
+    return found
 
 
 def _spans(run: Mapping[str, Any]) -> Iterator[tuple[float, float]]:
@@ -172,26 +179,29 @@ def _after(run: Mapping[str, Any], at: float) -> list[float]:
     return [one for one in run["reattached"] if one > at]
 
 
-def _snapshot_lag(runs: Sequence[Mapping[str, Any]]) -> float:
-    """Return the mean number of steps that a restart went back, beyond the open one."""
-    restarts = [
-        one for run in runs for one in run["incident_list"] if one["actions"] and one["actions"][-1] == RecoveryAction.RESTART_WORKERS
-    ]
-    return fmean(one["steps_recomputed"] or 0 for one in restarts) if restarts else 0.0
+def _snapshot_lags(runs: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    """Return the steps that each recovery went back which could not go on from live ranks."""
+    return tuple(
+        one["steps_recomputed"] or 0
+        for run in runs
+        for one in run["incident_list"]
+        if one["actions"] and one["actions"][-1] not in {*IN_PROCESS, RecoveryAction.RETRY_STEP}
+    )
 
 
-def _scenario(run: Mapping[str, Any], record: Mapping[str, Any], lag: float) -> Scenario:
+def _scenario(run: Mapping[str, Any], record: Mapping[str, Any]) -> Scenario:
     """Return the job of the chaos runs: three ranks on four nodes, one of them spare with a hot spare."""
     checkpoint = {
         "interval": f"{record['checkpoint_steps'] * run['step_s']:.4f}s", "stall": "0s", "overlapped": "0s",
-        "snapshot_interval": max(1, round(2 * lag + 1)), "snapshot_overhead": "0%",
+        "snapshot_overhead": "0%",
     }  # fmt: skip
     return Scenario.model_validate(
         {
             "name": f"chaos-{run['seed']}",
+            "seed": run["seed"],
             "duration": f"{run['wall_s'] + 120:.1f}s",
             "cluster": {"nodes": 4, "gpus_per_node": 1, "nodes_per_rack": 1, "hot_spares": 1, "warm_up": "2s"},
-            "jobs": [{"nnodes": 3, "step": f"{run['step_s']:.4f}s", "checkpoint": checkpoint, "timeouts": record["timeouts"]}],
+            "jobs": [{"nnodes": 3, "copies": 3, "step": f"{run['step_s']:.4f}s", "checkpoint": checkpoint, "timeouts": record["timeouts"]}],
             "faults": {"constant_rate": {"per_1000_node_days": 0}},
         }
     )

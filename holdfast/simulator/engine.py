@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections import defaultdict
 from collections.abc import Generator, Sequence
 from typing import Any, Final
@@ -31,6 +32,7 @@ from holdfast.simulator.progress import TrainingPace
 from holdfast.simulator.results import JobResult, RunResult
 from holdfast.simulator.scenario import Scenario, ScenarioJob
 from holdfast.simulator.systems import SYSTEMS, RecoverySystem, Restore
+from holdfast.simulator.transfers import StateTransfers, save_times
 from holdfast.spec.job import is_policy_file
 from holdfast.spec.policy import load_policy, with_timeouts
 
@@ -71,13 +73,15 @@ def simulate(
     env = simpy.Environment()
     cluster = scenario.cluster
     pool = NodePool(env, cluster, isolates=system.managed, hot_spares=cluster.hot_spares if system.hot_spares else 0)
-    paces = {job.name: pace_of(job, scenario, system, events) for job in scenario.jobs}
+    transfers = {job.name: StateTransfers.of(job, cluster.links, cluster.gpus_per_node) for job in scenario.jobs}
+    moved = {name: system if some is None else some.applied_to(system) for name, some in transfers.items()}
+    paces = {job.name: pace_of(job, scenario, moved[job.name], events, transfers[job.name]) for job in scenario.jobs}
     bug = scenario.faults.bug
     jobs = [
         SimulatedJob(
             env,
             job,
-            system=system,
+            system=moved[job.name],
             policy=with_timeouts(policy, job.timeouts),
             pool=pool,
             pace=paces[job.name],
@@ -190,10 +194,17 @@ def _leave(env: simpy.Environment, node: str, event: NodesLeaving, pool: NodePoo
         pool.leave(node, event.lead_time + event.seconds)
 
 
-def pace_of(job: ScenarioJob, scenario: Scenario, system: RecoverySystem, events: Sequence[SimulatedEvent | PacedEvent]) -> TrainingPace:
+def pace_of(
+    job: ScenarioJob,
+    scenario: Scenario,
+    system: RecoverySystem,
+    events: Sequence[SimulatedEvent | PacedEvent],
+    transfers: StateTransfers | None,
+) -> TrainingPace:
     """Return what training costs *job* under *system*; `interval: auto` is what the policy advises for the faults of this run."""
-    plan = job.checkpoint
-    step, stall, overlapped = job.step.total_seconds(), plan.stall.total_seconds(), plan.overlapped.total_seconds()
+    plan, step = job.checkpoint, job.step.total_seconds()
+    stall, overlapped = save_times(job, transfers)
+    to_replica = transfers.replica if transfers is not None and plan.snapshot_replicas else 0.0
     if plan.interval == "auto":
         rate = max(fault_rate(events, scenario), 1e-9)
         between = 3600 / (rate * job.nodes)
@@ -208,13 +219,15 @@ def pace_of(job: ScenarioJob, scenario: Scenario, system: RecoverySystem, events
         )
         interval = advise(case, IntervalLimits(least=1, most=MAX_STEPS)).seconds
     else:
-        interval = plan.interval.total_seconds()
+        interval = max(plan.interval.total_seconds(), overlapped)  # the next save waits until this one is written
+    snapshot_steps = max(plan.snapshot_interval, math.ceil(plan.snapshot_replicas * to_replica / step))  # so does the next snapshot
     return TrainingPace(
         step=step,
         interval=interval,
         stall=stall,
         overlapped=overlapped,
-        snapshot_steps=plan.snapshot_interval if system.snapshots else 0,
+        snapshot_steps=snapshot_steps if system.snapshots else 0,
+        snapshot_lag=to_replica,
         snapshot_overhead=plan.snapshot_overhead,
         step_overhead=system.step_overhead,
     )

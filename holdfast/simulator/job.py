@@ -30,11 +30,10 @@ from holdfast.simulator.accounts import JobAccount
 from holdfast.simulator.causes import BUG, OVERRUN, PEER, Symptom
 from holdfast.simulator.incidents import Attempt, Hit, IncidentInWork
 from holdfast.simulator.nodes import NodePool
-from holdfast.simulator.phase_times import PhaseTime
 from holdfast.simulator.placement import JobPlacement
 from holdfast.simulator.progress import TrainingPace, TrainingProgress
 from holdfast.simulator.scenario import ScenarioJob
-from holdfast.simulator.systems import RecoveryPlan, RecoverySystem, Restore
+from holdfast.simulator.systems import LostAttempts, RecoveryPlan, RecoverySystem, Restore
 
 MAX_FAULTS: Final = 500
 """Past faults of one kind that a case has, as in the controller."""
@@ -73,6 +72,7 @@ class SimulatedJob:
         self.account = JobAccount()
         self.progress = TrainingProgress(pace, self.account)
         self._numbers = random.Random(seed)  # noqa: S311 (a simulation)
+        self._lag_numbers = random.Random(f"{seed}/lags")  # noqa: S311 (its own: other times stay as they are without measured lags)
         self._at = JobPlacement(env, spec, pool, width=gpus_per_node, hot_spares=system.hot_spares)
         self._away: set[int] = set()
         """Copies of the model that a system without shared ranks has lost for now."""
@@ -264,8 +264,8 @@ class SimulatedJob:
         detection = max(self._system.detection(one.cause).draw(self._numbers, self.progress.pace.step) for one in hits)
         if (yield from self._spend("detect", detection)):
             incident.hits += self._new_hits()
-        if (lost := self._system.lost_attempts.get(hits[0].cause.name)) is not None:
-            yield from self._break_off(incident, lost, float("inf"))
+        if known := self._system.lost_attempts.get(hits[0].cause.name):
+            yield from self._break_off(incident, self._numbers.choice(known))
         corrupt = any(one.corrupt_since is not None for one in hits)
         if corrupt or self._system.rejoin is None or not self._lose_replicas(incident.hits):
             while not (yield from self._attempt(incident)):
@@ -305,7 +305,7 @@ class SimulatedJob:
         if not (yield from self._carry_out(decision.action, plan, incident)):
             incident.hits = [*(replace(one, at=self._env.now) for one in self._at.broken.values()), *self._new_hits()] or incident.hits
             return False
-        self._restore(plan.restore, incident)
+        self._restore(plan.restore, incident, keeps_ranks=decision.action is RecoveryAction.RETRY_STEP)
         return True
 
     def _carry_out(self, action: RecoveryAction, plan: RecoveryPlan, incident: IncidentInWork) -> Steps:
@@ -321,7 +321,9 @@ class SimulatedJob:
                 yield from self._spend("failed attempt", allowed)
                 return False
             if (yield from self._spend(phase, seconds)):
-                yield from self._break_off(incident, self._system.failed_attempt, allowed)
+                lost = min(allowed, self._system.failed_attempt.draw(self._numbers, self.progress.pace.step))
+                cut_off = self._system.managed and lost >= self._policy.timeouts.of(RecoveryAction.REPLACE_RANKS)
+                yield from self._break_off(incident, LostAttempts(lost, cut_off))
                 return False
             if self._controller_back > self._env.now and phase in COMMANDED:
                 yield from self._await_controller("failed attempt")
@@ -348,17 +350,16 @@ class SimulatedJob:
         phases = self._system.plan(RecoveryAction.RESTART_WORKERS, hot=False).phases
         return Pace(start=sum(time.mean(step) for name, time in phases if name not in ("isolate", "reschedule")), step=step)
 
-    def _break_off(self, incident: IncidentInWork, lost: PhaseTime, most: float) -> Steps:
-        """Let the time pass that attempts take which another fault has hit: *lost*, *most* seconds at most, once in an incident."""
+    def _break_off(self, incident: IncidentInWork, lost: LostAttempts) -> Steps:
+        """Let the time pass that attempts take which another fault has hit, once in an incident."""
         if incident.broken_off:
             return
         incident.broken_off = True
-        seconds = min(most, lost.draw(self._numbers, self.progress.pace.step))
-        end = self._env.now + seconds
+        end = self._env.now + lost.seconds
         while (left := end - self._env.now) > MOMENT:
             yield from self._spend("failed attempt", left)
             incident.hits += self._new_hits()
-        if self._system.managed and seconds >= self._policy.timeouts.of(RecoveryAction.REPLACE_RANKS):  # that attempt was cut off
+        if lost.escalated:
             self.account.timed_out[RecoveryAction.REPLACE_RANKS] += 1
             incident.tried.append(RecoveryAction.REPLACE_RANKS)
             incident.hits = [replace(incident.hits[0], cause=OVERRUN, at=self._env.now)]
@@ -371,20 +372,29 @@ class SimulatedJob:
             self._spending = None
             self.account.spend(category, self._env.now - began)
 
-    def _restore(self, restore: Restore, incident: IncidentInWork) -> None:
+    def _restore(self, restore: Restore, incident: IncidentInWork, *, keeps_ranks: bool = False) -> None:
+        """Go back to the state that is left. A rank that is lost is alive in another copy of the model, or only in a snapshot."""
+        if restore is Restore.STEP and self.spec.copies == 1 and not keeps_ranks and not self._system.redundant_stages:
+            restore = Restore.SNAPSHOT
         corrupt = [one.corrupt_since for one in incident.hits if one.corrupt_since is not None]
         progress = self.progress
         if corrupt:
             progress.restore(progress.newest_checkpoint(before=min(corrupt)))
         elif restore is Restore.DISK or (restore is Restore.SNAPSHOT and self._replicas_lost(incident)):
             progress.restore(progress.newest_checkpoint())
+        elif restore is Restore.SNAPSHOT and self._system.snapshot_lags:
+            lag = self._lag_numbers.choice(self._system.snapshot_lags)
+            progress.restore(max(0.0, progress.newest_step() - lag * progress.pace.step))
         else:
             progress.restore(progress.newest_snapshot() if restore is Restore.SNAPSHOT else progress.newest_step())
 
     def _replicas_lost(self, incident: IncidentInWork) -> bool:
-        """Return whether a snapshot and its replica, which is one rack further in rank order, were lost together."""
-        lost = {incident.places[one.node] for one in incident.hits if one.breaks and one.node in incident.places}
-        return any((place + self._rack) % max(1, self.spec.nodes) in lost for place in lost)
+        """Return whether a snapshot and all its replicas, each one rack further in rank order, were lost together."""
+        lost, racks = self._places_lost(incident), range(1, self.spec.checkpoint.snapshot_replicas + 1)
+        return any(all((place + rack * self._rack) % max(1, self.spec.nodes) in lost for rack in racks) for place in lost)
+
+    def _places_lost(self, incident: IncidentInWork) -> set[int]:
+        return {incident.places[one.node] for one in incident.hits if one.breaks and one.node in incident.places}
 
     def _start_anew(self, incident: IncidentInWork, decision: Decision) -> Steps:
         """Let a person start the failed job again: on all its nodes, from disk."""
@@ -459,12 +469,22 @@ class SimulatedJob:
             bad += tuple(node for node in self._at.degraded if node not in self._at.broken)
         if not bad:
             return Decision(action=RecoveryAction.RESTART_WORKERS, reason=reason)
+        fatal = self._system.redundant_stages and self._stages_lost(bad)
         add = tuple(self._pool.prefer_hot(len(bad)) if self._system.hot_spares else case.spares[: len(bad)])
         if len(add) == len(bad):
-            return Decision(action=RecoveryAction.REPLACE_NODE, reason=reason, drop=bad, add=add)
-        if self._system.shrinks and len(case.members) - len(bad) + len(add) >= max(1, case.least):
+            action = RecoveryAction.ROLLBACK if fatal else RecoveryAction.REPLACE_NODE
+            return Decision(action=action, reason=reason, drop=bad, add=add)
+        if not fatal and self._system.shrinks and len(case.members) - len(bad) + len(add) >= max(1, case.least):
             return Decision(action=RecoveryAction.SHRINK_RESTART, reason=reason, drop=bad, add=add)
         return Decision(action=RecoveryAction.WAIT_FOR_CAPACITY, reason=reason, drop=bad, add=add, need=self.spec.nodes)
+
+    def _stages_lost(self, nodes: Iterable[str]) -> bool:
+        """Return whether *nodes* hold a stage of a pipeline and the one before it, which computes it again."""
+        per_copy = self.spec.nodes // self.spec.copies
+        parts = min(self.spec.stages, per_copy)
+        lost = {divmod(self._at.place[node], per_copy) for node in nodes if node in self._at.place}
+        stages = {(copy, place * parts // per_copy) for copy, place in lost}
+        return any((copy, (stage - 1) % parts) in stages for copy, stage in stages)
 
     def _fault(self, hit: Hit) -> Fault:
         ranks = self._at.ranks.get(hit.node, ())

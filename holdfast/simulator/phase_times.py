@@ -12,6 +12,7 @@ TRAINMOVER: Final = "TrainMover (OSDI '26, arXiv:2412.12636)"
 STACK: Final = f"{TRAINMOVER}, table 1: restart of a production job of 8,192 GPUs"
 CLOCKWORK: Final = "cost model in Clockwork's fault tolerance benchmark (2026)"
 BYTEROBUST: Final = "ByteRobust (SOSP '25, arXiv:2509.16293): inspections find faults in 10 to 30 s"
+BAMBOO: Final = "Bamboo (NSDI '23, arXiv:2204.12013), its own simulator in github.com/uclasystem/bamboo"
 TORCH: Final = "default timeout of a NCCL process group in PyTorch"
 OURS: Final = "Holdfast's benchmarks, two CPU cores and gloo"
 

@@ -14,9 +14,9 @@ from holdfast.report.text.wording import share
 from holdfast.simulator.engine import simulate
 from holdfast.simulator.phase_times import PhaseTime
 from holdfast.simulator.results import RunResult, Spread, SystemResult
-from holdfast.simulator.scenario import Scenario
+from holdfast.simulator.scenario import UNSIZED_WRITE, Scenario
 from holdfast.simulator.systems import SYSTEMS, RecoveryPlan, RecoverySystem
-from holdfast.spec.files.units import format_duration, parse_duration
+from holdfast.spec.files.units import format_bandwidth, format_duration, parse_duration
 
 SYSTEM: Final = "holdfast-groups"
 """What the choices are made for."""
@@ -47,9 +47,14 @@ class PlanRequest:
     gpus_per_node: int = 8
     step: float = 10.0
     """Seconds of a step."""
-    stall: float = 5.0
-    """Seconds that a save stops training for."""
-    overlapped: float = 60.0
+    stall: float | None = None
+    """Seconds that a save stops training for; None: by the size of the state, or an assumption."""
+    state: int | None = None
+    """Bytes of one copy of the model and its optimizer; None: loads and saves take published times. Needs `network` and `storage`."""
+    network: float | None = None
+    """Bytes a second of each node."""
+    storage: float | None = None
+    """Bytes a second for all nodes together."""
     copies: int | None = None
     """Copies of the model; None: as many of four nodes or more as divide the job."""
     rate: float | None = None
@@ -69,14 +74,21 @@ class PlanRequest:
         wanted = FAULTS / (self.nodes * (TRACE_RATE if self.rate is None else max(self.rate, 1e-3)) / 1000)
         return min(MAX_DAYS, max(MIN_DAYS, wanted))
 
+    @property
+    def shortest_interval(self) -> float:
+        """Return the seconds that a save is written for, in which no other can begin; with a `state` the simulator waits for it itself."""
+        return UNSIZED_WRITE.total_seconds() if self.state is None else 0.0
+
     def scenario(self, *, spares: int, hot_spares: int, interval: str = "auto", policy: str | None = None, **faults: Any) -> Scenario:  # noqa: ANN401 (fields)
         """Return the scenario with these choices."""
         source = {"trace": {}} if self.rate is None else {"constant_rate": {"per_1000_node_days": self.rate}}
         least = min(4, self.nodes)
         copies = self.copies or next(one for one in (128, 64, 32, 16, 8, 4, 2, 1) if self.nodes % one == 0 and self.nodes // one >= least)
-        plan = {"interval": interval, "stall": f"{self.stall:g}s", "overlapped": f"{self.overlapped:g}s"}
-        job = {"nnodes": self.nodes, "step": f"{self.step:g}s", "copies": copies, "checkpoint": plan}
-        cluster = {"nodes": self.nodes + spares, "gpus_per_node": self.gpus_per_node, "hot_spares": min(hot_spares, spares)}
+        plan = {"interval": interval, "stall": None if self.stall is None else f"{self.stall:g}s"}
+        job = {"nnodes": self.nodes, "step": f"{self.step:g}s", "copies": copies, "checkpoint": plan, "state": self.state}
+        cluster: dict[str, Any] = {"nodes": self.nodes + spares, "gpus_per_node": self.gpus_per_node, "hot_spares": min(hot_spares, spares)}
+        if self.state is not None and self.network is not None and self.storage is not None:
+            cluster["links"] = {"network": format_bandwidth(self.network), "storage": format_bandwidth(self.storage)}
         return Scenario.model_validate(
             {
                 "name": "plan",
@@ -168,7 +180,7 @@ def make_plan(request: PlanRequest, *, workers: int = 1, on_done: Callable[[int]
         hot = sweep("hot spares", [(f"{one}", one, request.scenario(spares=count, hot_spares=one), system) for one in hots])
         ready = int(hot.best.value)
         usual = next(iter(hot.best.result.runs[0].jobs.values())).interval
-        intervals = [max(request.step, factor * usual) for factor in INTERVALS]
+        intervals = [max(request.step, request.shortest_interval, factor * usual) for factor in INTERVALS]
         interval = sweep(
             "checkpoint interval",
             [

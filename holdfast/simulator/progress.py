@@ -21,6 +21,8 @@ class TrainingPace:
     snapshot_steps: int
     """Steps between two in-memory snapshots; 0: none are taken."""
     snapshot_overhead: float
+    snapshot_lag: float = 0.0
+    """Time until a snapshot has reached its replica node; it cannot be used before."""
     step_overhead: float
 
     @property
@@ -43,6 +45,8 @@ class TrainingProgress:
         self.furthest = 0.0
         self._on_disk = 0.0
         """A checkpoint that is known to be complete."""
+        self._in_memory = 0.0
+        """An in-memory snapshot that is known to be complete."""
         self._since: float | None = None
         self._capacity, self._slowdown = 1.0, 0.0
         self._beside = 1 + sum(pace.costs.values())
@@ -101,7 +105,10 @@ class TrainingProgress:
     def newest_snapshot(self) -> float:
         """Return the training in the newest in-memory snapshot."""
         every = self.pace.snapshot_steps * self.pace.step
-        return max(self.newest_checkpoint(), math.floor(self.done / every + 1e-9) * every) if every else self.newest_checkpoint()
+        if not every:
+            return self.newest_checkpoint()
+        copied = self.done - self.pace.snapshot_lag * self.rate
+        return max(self.newest_checkpoint(), self._in_memory, math.floor(copied / every + 1e-9) * every)
 
     def newest_checkpoint(self, before: float | None = None) -> float:
         """Return the training in the newest complete checkpoint on disk, of those from *before* so much was done."""
@@ -115,6 +122,7 @@ class TrainingProgress:
     def restore(self, done: float) -> float:
         """Continue from the state with so much *done*; return the seconds of steps that are lost."""
         self._on_disk = min(done, self.newest_checkpoint())
+        self._in_memory = min(done, self.newest_snapshot())
         lost = self.done - done
         self._account.spend(accounts.PRODUCTIVE, -lost)
         self._account.spend(accounts.ROLLBACK, lost)

@@ -15,12 +15,14 @@ from holdfast.errors import BadFile, Problem
 from holdfast.simulator.systems import SYSTEMS
 from holdfast.spec.files.load import YAML, fields_of, located, read_yaml, validated
 from holdfast.spec.files.problems import nearest, shown
-from holdfast.spec.files.units import Duration, Percent, PositiveDuration, duration_field
+from holdfast.spec.files.units import Bandwidth, Duration, Percent, PositiveDuration, Size, duration_field, format_duration
 from holdfast.spec.files.yaml_text import Unreadable
 from holdfast.spec.job import NAME, POLICIES, Nnodes, NonEmptyText, PolicyRecoveryTimeouts, SpecModel, is_policy_file
 
 MAX_NODES: Final = 200_000
 LONGEST: Final = timedelta(days=3650)
+UNSIZED_WRITE: Final = timedelta(minutes=1)
+"""How long a save is written of a job without a stated size. An assumption."""
 TRACE: Final = "infinitehbd"
 """The trace that comes with Holdfast."""
 Share = Annotated[Percent, Field(ge=0, le=1)]
@@ -42,11 +44,31 @@ class ScenarioCheckpoints(SpecModel):
         description="Training time between two checkpoints on disk; `auto`: what `holdfast checkpoint advise` advises for such saves, "
         "steps and faults.",
     )
-    stall: Duration = duration_field("5s", description="Time that training stops for one save.")
-    overlapped: Duration = duration_field(
-        "1m", description="Time that a save is written while training continues; it cannot be used before."
+    stall: Duration | None = Field(
+        default=None,
+        description="Time that training stops for one save; empty: what copying the job's `state` to host memory takes, or 5s without one.",
     )
-    snapshot_interval: StrictInt = Field(default=1, ge=1, description="Steps between two in-memory snapshots.")
+    overlapped: Duration | None = Field(
+        default=None,
+        description="Time that a save is written while training continues; it cannot be used before. Empty: what writing the job's `state` "
+        "to storage takes, or 1m without one.",
+    )
+    snapshot_interval: StrictInt = Field(
+        default=1,
+        ge=1,
+        description="Steps between two in-memory snapshots; more where a snapshot takes longer to reach its replica nodes over `links`.",
+    )
+    load_once: StrictBool = Field(
+        default=False,
+        description="Storage is read once and the copies of the model pass the state on to each other; else each copy reads all of it.",
+    )
+    snapshot_replicas: StrictInt = Field(
+        default=1,
+        ge=0,
+        le=8,
+        description="Replicas of each snapshot, on nodes one rack further each; with 0 the snapshot of a lost node is lost, and the job "
+        "goes back to the disk.",
+    )
     snapshot_overhead: Share = Field(
         default=0.01, description="Share of the training time that in-memory snapshots cost.", json_schema_extra={"default": "1%"}
     )
@@ -64,6 +86,17 @@ class ScenarioJob(SpecModel):
         default=1,
         ge=1,
         description="Copies of the model (data-parallel replicas), each on as many nodes; what torchft and `shrink-live` lose at a time.",
+    )
+    stages: StrictInt = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="Pipeline stages of each copy. Only Bamboo depends on them: a stage and the one before must not be lost together.",
+    )
+    state: Size | None = Field(
+        default=None,
+        description="Training state of one copy of the model: parameters and optimizer, 12 to 18 bytes a parameter. With `cluster.links` "
+        "it decides how long loads, saves and replicas of snapshots take; empty: published times at 8,192 GPUs, whatever the job's size.",
     )
     work: PositiveDuration | None = Field(
         default=None, description="Training time without faults after which the job is complete; empty: it trains to the end."
@@ -86,12 +119,25 @@ class ScenarioJob(SpecModel):
         return int(str(self.nnodes).partition(":")[0])
 
 
+class ScenarioLinks(SpecModel):
+    """Bandwidths that the state of the jobs is moved with, each as a transfer really gets it. Latency is left out: transfers are large."""
+
+    network: Bandwidth = Field(description="Of each node to other nodes and to storage, such as `400Gbit/s`.")
+    storage: Bandwidth = Field(description="Of the storage for all nodes together, such as `200GB/s`.")
+    host: Bandwidth = Field(
+        default=50e9,
+        description="Of each GPU to the memory of its node. 50 GB/s: somewhat less than PCIe 5.0 with 16 lanes.",
+        json_schema_extra={"default": "50GB/s"},
+    )
+
+
 class ScenarioCluster(SpecModel):
     """The nodes, and how they come back after a fault."""
 
     nodes: StrictInt = Field(ge=1, le=MAX_NODES, description="All nodes: those of the jobs and the spares.")
     gpus_per_node: StrictInt = Field(default=8, ge=1, le=1024, description="GPUs of each node.")
     nodes_per_rack: StrictInt = Field(default=4, ge=1, description="Nodes that share a rack, for faults of racks and for replica nodes.")
+    links: ScenarioLinks | None = Field(default=None, description="Bandwidths; needed by jobs with a `state`, and by nothing else.")
     hot_spares: StrictInt = Field(default=0, ge=0, description="Spare nodes that hold warm processes, under systems that use them.")
     warm_up: Duration = duration_field("5m", description="Time until a free node holds warm processes.")
     repair_crews: StrictInt | None = Field(
@@ -233,6 +279,7 @@ class Scenario(SpecModel):
 def contradictions(scenario: Scenario) -> Iterator[Problem]:
     """Yield what does not fit together in *scenario*."""
     yield from _wrong_sizes(scenario)
+    yield from _wrong_jobs(scenario)
     names = [job.name for job in scenario.jobs]
     if twice := next((name for name in names if names.count(name) > 1), None):
         yield Problem(field="jobs", reason=f"two jobs are called '{twice}'", cure="Give each one a `name` of its own")
@@ -240,6 +287,10 @@ def contradictions(scenario: Scenario) -> Iterator[Problem]:
     if not any(value is not None for value in sources.values()):
         known = ", ".join(f"`{name}:`" for name in sources)
         yield Problem(field="faults", reason="no source of faults is named", cure=f"Write at least one of {known} under it")
+    bug = scenario.faults.bug
+    if bug is not None and bug.at >= scenario.duration:
+        reason = f"it comes after the {format_duration(scenario.duration)} that are simulated"
+        yield Problem(field="faults.bug.at", reason=reason, cure="Write a shorter time, or a longer `duration`")
     if not is_policy_file(scenario.policy) and scenario.policy not in POLICIES:
         cure = nearest(scenario.policy, list(POLICIES)) or f"Write {', '.join(POLICIES)}, or the path of a policy file"
         yield Problem(field="policy", reason=f"no policy is called {shown(repr(scenario.policy))}", cure=cure)
@@ -254,14 +305,62 @@ def _wrong_sizes(scenario: Scenario) -> Iterator[Problem]:
     elif hot > nodes - needed:
         reason = f"{hot:,} hot spares are more than the {nodes - needed:,} nodes that no job needs"
         yield Problem(field="cluster.hot_spares", reason=reason, cure=f"Raise `cluster.nodes` to {needed + hot:,}, or lower it")
-    for place, job in enumerate(scenario.jobs):
-        if job.nodes % job.copies:
-            reason = f"{job.nodes:,} nodes cannot hold {job.copies:,} copies of the model of the same size"
-            yield Problem(field=f"jobs[{place}].copies", reason=reason, cure=f"Write a divisor of {job.nodes:,}")
+    if scenario.cluster.nodes_per_rack > nodes and "nodes_per_rack" in scenario.cluster.model_fields_set:
+        reason = f"a rack of {scenario.cluster.nodes_per_rack:,} nodes is larger than the cluster of {nodes:,}"
+        yield Problem(field="cluster.nodes_per_rack", reason=reason, cure=f"Write {nodes:,} or fewer")
     planned = scenario.maintenance
-    if planned is not None and planned.nodes > nodes:
+    if planned is None:
+        return
+    if planned.nodes > nodes:
         reason = f"{planned.nodes:,} nodes are more than the cluster's {nodes:,}"
         yield Problem(field="maintenance.nodes", reason=reason, cure="Lower it")
+    elif (out := planned.nodes * -(-planned.duration // planned.interval)) > nodes:
+        reason = f"{out:,} nodes of {nodes:,} would be out at once: the next ones leave before the others are back"
+        yield Problem(field="maintenance.interval", reason=reason, cure="Write a longer interval, a shorter `duration`, or fewer nodes")
+
+
+def _wrong_jobs(scenario: Scenario) -> Iterator[Problem]:
+    """Yield what cannot be of a job by itself, and what would make no difference."""
+    links, width = scenario.cluster.links, scenario.cluster.gpus_per_node
+    for place, job in enumerate(scenario.jobs):
+        field = f"jobs[{place}]"
+        if job.nodes % job.copies:
+            reason = f"{job.nodes:,} nodes cannot hold {job.copies:,} copies of the model of the same size"
+            yield Problem(field=f"{field}.copies", reason=reason, cure=f"Write a divisor of {job.nodes:,}")
+        elif (gpus := job.nodes // job.copies * width) % job.stages:
+            reason = f"the {gpus:,} GPUs of a copy cannot hold {job.stages:,} pipeline stages of the same size"
+            yield Problem(field=f"{field}.stages", reason=reason, cure=f"Write a divisor of {gpus:,}")
+        elif "bamboo" in scenario.systems and min(job.stages, job.nodes // job.copies) < 2:  # noqa: PLR2004 (a neighbour)
+            reason = "under Bamboo a pipeline stage is computed again on the node before it, and there is none"
+            yield Problem(field=f"{field}.stages", reason=reason, cure="Write 2 or more, on two nodes or more, or leave `bamboo` out")
+        if job.state is not None and links is None:
+            yield Problem(
+                field=f"{field}.state",
+                reason="without `cluster.links` it is unknown how long a state takes to move",
+                cure="Add `links: {network: 400Gbit/s, storage: 200GB/s}` to `cluster`, with your figures",
+            )
+        yield from _wrong_times(job, field, scenario.duration)
+    if links is not None and all(job.state is None for job in scenario.jobs):
+        reason = "bandwidths make no difference: no job says how large its state is"
+        yield Problem(field="cluster.links", reason=reason, cure="Add `state: 1.8TB` to a job, with your figure, or remove it")
+
+
+def _wrong_times(job: ScenarioJob, field: str, whole: timedelta) -> Iterator[Problem]:
+    """Yield times of *job* that cannot be within the *whole* duration, or between each other."""
+    if job.step > whole:
+        reason = f"a step of {format_duration(job.step)} does not end within the {format_duration(whole)} that are simulated"
+        yield Problem(field=f"{field}.step", reason=reason, cure="Write a shorter one, or a longer `duration`")
+    interval, written = job.checkpoint.interval, job.checkpoint.overlapped
+    if not isinstance(interval, timedelta):
+        return
+    written = UNSIZED_WRITE if written is None and job.state is None else written
+    if written is not None and written > interval:
+        reason = f"a save is written for {format_duration(written)}, and the next one begins {format_duration(interval)} after it"
+        cure = "Write a longer interval, or `auto`, or how long the write really takes in `overlapped`"
+        yield Problem(field=f"{field}.checkpoint.interval", reason=reason, cure=cure)
+    if interval > whole:
+        reason = f"no checkpoint is due within the {format_duration(whole)} that are simulated"
+        yield Problem(field=f"{field}.checkpoint.interval", reason=reason, cure="Write a shorter interval, or a longer `duration`")
 
 
 def load_scenario(path: str | os.PathLike[str]) -> Scenario:

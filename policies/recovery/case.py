@@ -196,15 +196,18 @@ class Case:
 
         Holdfast does not reset GPUs, so a node whose ranks were stopped by a fault that needs a reset is removed: the same error would
         stop them again. Other nodes are removed only while spares can replace them: those whose ranks continued through such a fault,
-        those to be drained (they are idle if that fault is the root cause), and those with a recurring fault.
+        those to be drained if that is the root cause (all of them at once if there are spares for all), and those with a recurring fault.
         """
         against, root = self.against_nodes(), self.diagnosis.root
         evicted = {fault.node for fault in against if self.recommended_actions.of(fault) is RecommendedAction.EVICT}
         surely = self.lost | {node for node in evicted | {fault.node for fault in self._needs_reset()} if node}
-        idle = {fault.node for fault in against if self.recommended_actions.of(fault) is RecommendedAction.DRAIN and fault is root}
+        drained = [fault for fault in against if self.recommended_actions.of(fault) is RecommendedAction.DRAIN]
+        idle = {fault.node for fault in drained if fault is root}
         reset = {fault.node for fault in against if self._is_reset(fault)}
         while_spares = surely | self.worn | {node for node in reset | idle if node}
-        return while_spares if sum(node in self.members for node in while_spares) <= len(self.spares) else surely
+        together = while_spares | {fault.node for fault in drained if fault.node and idle}
+        fits = (one for one in (together, while_spares) if sum(node in self.members for node in one) <= len(self.spares))
+        return next(fits, surely)
 
     def _needs_reset(self) -> list[Fault]:
         """Return the faults that stopped ranks and need a GPU reset."""

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.detectors.associations import belongs, follows_step, is_secondary
-from holdfast.detectors.catalogue import CATALOGUE, HARDWARE_OF_NODE, TAKES_NODE_OUT, Attribution, RecommendedAction
+from holdfast.detectors.catalogue import (
+    CATALOGUE,
+    HARDWARE_OF_NODE,
+    TAKES_NODE_OUT,
+    Attribution,
+    RecommendedAction,
+    RecommendedActions,
+)
 from holdfast.detectors.correlation import BLAMED
 from holdfast.detectors.training.losses import LOST
 from holdfast.detectors.training.progress import NOT_ENDING
@@ -82,7 +89,7 @@ class StopWithoutProgress:
         for one in reversed(case.past):
             if one.made_progress:
                 break
-            streak += [] if one.interrupted or _broke_elsewhere(one, next_kind, next_node) else [one]
+            streak += [] if one.interrupted or _broke_elsewhere(one, next_kind, next_node, case.recommended_actions) else [one]
             next_kind, next_node = one.kind, one.node
         if len(streak) < case.budget.max_recoveries_without_progress:
             return Pass(f"{len(streak)} of {case.budget.max_recoveries_without_progress} recoveries in a row without a new step")
@@ -100,12 +107,13 @@ class StopWithoutProgress:
         return Decision(action=RecoveryAction.REPLACE_NODE, reason=reason, drop=bad, add=add)
 
 
-def _broke_elsewhere(recovery: PastRecovery, next_kind: str, next_node: str | None) -> bool:
+def _broke_elsewhere(recovery: PastRecovery, next_kind: str, next_node: str | None, actions: RecommendedActions) -> bool:
     """Return whether *recovery* made no progress because the hardware of another node failed meanwhile: neither it nor the script did."""
     kind = CATALOGUE.get(next_kind)
     if kind is None or not next_node or next_node == recovery.node:
         return False
-    return belongs(next_kind, "node-gone") or (kind.attributed_to in HARDWARE_OF_NODE and kind.recommended_action in TAKES_NODE_OUT)
+    recommended = actions.changed.get(next_kind, kind.recommended_action)
+    return belongs(next_kind, "node-gone") or (kind.attributed_to in HARDWARE_OF_NODE and recommended in TAKES_NODE_OUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +197,7 @@ class ReplaceNode:
         bad, add = case.bad, case.spares[: len(case.bad)]
         if not bad:
             return Pass("no node is at fault")
-        if case.failed(RecoveryAction.REPLACE_NODE):
+        if case.failed(RecoveryAction.REPLACE_NODE) and not self._broke_since(case):
             return Pass("tried already in this incident")
         if not self.on_secondary and is_secondary(case.diagnosis.root.kind):
             return Pass("a secondary failure does not yet show which node is at fault")
@@ -197,6 +205,11 @@ class ReplaceNode:
             return Pass(f"{len(add)} spare(s) for {len(bad)} node(s)")
         reason = f"{case.reason}; {', '.join(add)} replaces {', '.join(bad)}"
         return Decision(action=RecoveryAction.REPLACE_NODE, reason=reason, drop=bad, add=add)
+
+    def _broke_since(self, case: Case) -> bool:
+        """Return whether another node cannot hold ranks than those that were replaced in vain: the last replacement was not about it."""
+        streak = [one.node for one in case.past if one.action is RecoveryAction.REPLACE_NODE and not one.made_progress]
+        return bool(streak) and any(node not in streak for node in case.unfit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -140,6 +140,12 @@ def test_a_plan_recommends_what_wastes_least_and_shows_the_rest(here: Command) -
     ("arguments", "said"),
     [
         (("plan", "--gpus", "12"), ("--gpus", "12 GPUs do not fill nodes of 8", "8 or 16")),
+        (("plan", "--gpus", "4"), ("--gpus-per-node", "8 GPUs of a node are more than the 4 of the job", "Write 4 or fewer")),
+        (("plan", "--gpus", "64", "--state", "1TB"), ("--network", "makes no difference", "Write all three")),
+        (
+            ("plan", "--gpus", "64", "--state", "1TB", "--network", "400", "--storage", "2TB/s"),
+            ("--network", "'400' is not a bandwidth", "400Gbit/s"),
+        ),
         (("plan", "--gpus", "64", "--copies", "3"), ("--copies", "8 nodes cannot hold 3 copies", "divisor of 8")),
         (("plan", "--gpus", "64", "--policy", "agressive"), ("agressive", "aggressive")),
         (("simulate",), ("SCENARIO", "--validate")),

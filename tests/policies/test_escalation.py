@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.detectors.all_kinds import CATALOGUE
 from holdfast.detectors.associations import follows_step
+from holdfast.detectors.catalogue import RecommendedAction, RecommendedActions
 from holdfast.policies.recovery.escalation import POLICIES, Case, Decision, Pass, RecoveryAction, RecoveryBudget, decide
 from holdfast.policies.recovery.policy import BASE, NAMED
 from holdfast.spec import TrainingJob
@@ -108,6 +109,13 @@ CASES: dict[str, Row] = {
     "a replacement whose new node was lost, another spare": (
         a_case("node-lost", lost="a", tried=(REPLACE,), spares=("t",)), all_say(REPLACE),
     ),
+    "a replacement in which the hardware of another node broke, another spare": (
+        a_case("gpu-off-bus", "b", tried=(REPLACE,), spares=("t",), past=(a_recovery(REPLACE, "a", made_progress=False),)),
+        all_say(REPLACE),
+    ),
+    "a replacement after which the same node is broken, another spare": (
+        a_case("gpu-off-bus", "a", tried=(REPLACE,), spares=("t",), past=(a_recovery(REPLACE, "a", made_progress=False),)), all_say(FAIL),
+    ),
     "a shrink that failed, fewer would do": (a_case(tried=(RESTART, SHRINK), least=1), they_say(WAIT, RESTART, RESTART)),
     "a shrink in which a node was lost, fewer would do": (
         a_case("node-lost", lost="a", tried=(SHRINK,), least=1), they_say(WAIT, SHRINK, SHRINK),
@@ -132,6 +140,10 @@ CASES: dict[str, Row] = {
     ),
     "three recoveries without a step, each interrupted by the hardware of the next node": (
         a_case("gpu-off-bus", "a", past=BURST, spares=("s",)), all_say(REPLACE),
+    ),
+    "three recoveries without a step, each interrupted by what the policy does not take for broken hardware": (
+        a_case("gpu-off-bus", "a", past=BURST, recommended_actions=RecommendedActions(changed={"gpu-off-bus": RecommendedAction.RESTART})),
+        all_say(FAIL),
     ),
     "three recoveries without a step, the hardware of one node each time": (
         a_case("gpu-off-bus", "a", past=tuple(replace(one, node="a") for one in BURST)), all_say(FAIL),
@@ -311,3 +323,16 @@ def test_recovery_actions_are_strings_of_the_history() -> None:
         ),
         *("wait-for-capacity", "fail"),
     ]
+
+
+@pytest.mark.parametrize(("spares", "dropped"), [(("s", "t"), ("a", "b")), (("s",), ("a",)), ((), ())])
+def test_nodes_to_drain_at_the_same_moment_are_replaced_together_if_there_are_spares_for_all(
+    spares: tuple[str, ...], dropped: tuple[str, ...]
+) -> None:
+    """The job stops for the first one anyway; with a spare for one alone, the node of the root cause goes; without any, both stay."""
+    case = a_case("gpu-recovery-drain", "a", ("gpu-recovery-drain", "b"), spares=spares)
+    assert case.unfit == dropped
+    decision = decided("balanced", case)
+    assert decision.drop == dropped
+    assert decision.add == spares[: len(dropped)]
+    assert a_case("worker-sigkill", "c", ("gpu-recovery-drain", "b"), spares=spares).unfit == (), "ranks on it go on"

@@ -16,7 +16,7 @@ from holdfast.simulator.fault_sources import ControllerAway, NodeFault, PacedEve
 from holdfast.simulator.history_times import MeasuredRecovery, times_of
 from holdfast.simulator.phase_times import seconds
 from holdfast.simulator.results import RunResult
-from holdfast.simulator.systems import SYSTEMS
+from holdfast.simulator.systems import SYSTEMS, LostAttempts
 from holdfast.simulator.validation import CHAOS_TOLERANCE, chaos_runs
 from tests.simulator.making import PROCESS, fault, scenario
 
@@ -55,6 +55,21 @@ def test_a_new_process_that_hangs_is_noticed_by_the_timeout_of_its_recovery_alon
     assert job.timed_out == {"replace-ranks": 1}
     assert job.incidents == 1
     assert job.downtime_total > 1200.0
+
+
+def test_measured_lags_of_snapshots_and_failed_attempts_replace_what_is_computed() -> None:
+    """A restart goes back twelve steps as measured, not to the newest step; a replacement that failed elsewhere fails here, too."""
+    state = replace(SYSTEMS["holdfast-state"], snapshot_lags=(12,))
+    behind = simulate(scenario(), state, 0, events=[fault(1005.0, cause=PROCESS)]).jobs["training"]
+    assert behind.actions == {"restart-workers": 1}
+    assert behind.steps_lost == 12
+    costs = {}
+    for escalated in (False, True):
+        lost = replace(SYSTEM, lost_attempts={PROCESS.name: (LostAttempts(40.0, escalated),)})
+        job = simulate(scenario(), lost, 0, events=[fault(1005.0, cause=PROCESS)]).jobs["training"]
+        costs[escalated] = job.actions
+        assert job.downtime_total > 40.0
+    assert costs == {False: {"replace-ranks": 1}, True: {"restart-workers": 1}}
 
 
 def test_a_paced_event_comes_after_training_and_finds_its_rank_where_that_is_by_then() -> None:

@@ -58,6 +58,27 @@ def test_a_scenario_is_read_with_its_defaults(tmp_path: Path) -> None:
         ("name: small", "name: small\nsystems: [torchrunn]", ("systems[0]", "'torchrunn'", "Did you mean 'torchrun'")),
         ("name: small", "name: small\npolicy: agressive", ("policy", "'agressive'", "Did you mean 'aggressive'")),
         ("name: small", "script: train.py", ("describes a job or a cluster",)),
+        ("step: 10s", "state: 1.8TB", ("jobs[0].state", "line 6", "without `cluster.links`", "`links: {network: 400Gbit/s")),
+        ("hot_spares: 1", "links: {network: 400Gbit/s, storage: 2TB/s}", ("cluster.links", "no job says how large its state is")),
+        ("hot_spares: 1", "links: {network: 400, storage: 2TB/s}", ("cluster.links.network", "400 has no unit", '"400Gbit/s"')),
+        ("hot_spares: 1", "links: {network: 0GB/s, storage: 2TB/s}", ("cluster.links.network", "is not a bandwidth")),
+        ("step: 10s", "stages: 7", ("jobs[0].stages", "64 GPUs of a copy cannot hold 7 pipeline stages", "divisor of 64")),
+        ("name: small", "name: small\nsystems: [bamboo]", ("jobs[0].stages", "under Bamboo", "Write 2 or more")),
+        (
+            "step: 10s",
+            "checkpoint: {interval: 30s, overlapped: 5m}",
+            ("jobs[0].checkpoint.interval", "line 6", "written for 5m", "30s after it", "or `auto`"),
+        ),
+        ("step: 10s", "checkpoint: {interval: 1s}", ("jobs[0].checkpoint.interval", "written for 1m", "`overlapped`")),
+        ("step: 10s", "checkpoint: {interval: 11d}", ("jobs[0].checkpoint.interval", "no checkpoint is due within the 10d")),
+        ("step: 10s", "step: 11d", ("jobs[0].step", "a step of 11d does not end within the 10d")),
+        ("nodes: 12", "nodes: 12, nodes_per_rack: 13", ("cluster.nodes_per_rack", "a rack of 13 nodes", "Write 12 or fewer")),
+        ("constant_rate: {per_1000_node_days: 6.5}", "bug: {at: 10d}", ("faults.bug.at", "comes after the 10d")),
+        (
+            "name: small",
+            "name: small\nmaintenance: {interval: 1h, nodes: 4, duration: 4h}",
+            ("maintenance.interval", "16 nodes of 12 would be out at once", "longer interval"),
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_sentence_with_a_cure(tmp_path: Path, before: str, after: str, said: tuple[str, ...]) -> None:

@@ -7,6 +7,7 @@ import click
 from holdfast.cli.parser.base import (
     Duration,
     Group,
+    Unit,
     app,
     command,
     completes,
@@ -80,11 +81,15 @@ def simulate() -> None:
     "analyse.plan.plan",
     "holdfast plan --gpus 16384",
     "holdfast plan --gpus 2048 --step 4s --rate 6.5 --price 2.5 --workers 4 -o plan.html",
+    "holdfast plan --gpus 2048 --state 1.8TB --network 400Gbit/s --storage 200GB/s",
 )
 @click.option("--gpus", type=from_one, required=True, metavar="N", help="GPUs of the job.")
 @click.option("--gpus-per-node", type=from_one, default=8, show_default=True, metavar="N", help="GPUs of each node.")
 @click.option("--step", type=Duration(), default="10s", show_default=True, metavar="TIME", help="Time of one step.")
-@click.option("--stall", type=Duration(), default="5s", show_default=True, metavar="TIME", help="Pause of training for a checkpoint.")
+@click.option("--stall", type=Duration(zero=True), metavar="TIME", help="Pause of training for a checkpoint; default: by --state, or 5s.")
+@click.option("--state", type=Unit("size"), metavar="SIZE", help="Parameters and optimizer of one copy of the model, such as 1.8TB.")
+@click.option("--network", type=Unit("bandwidth"), metavar="RATE", help="Bandwidth of each node, such as 400Gbit/s; with --state.")
+@click.option("--storage", type=Unit("bandwidth"), metavar="RATE", help="Of the storage for all nodes, such as 200GB/s; with --state.")
 @click.option("--copies", type=from_one, metavar="N", help="Copies of the model; default: as many as fit on four nodes or more each.")
 @click.option(
     "--rate", type=click.FloatRange(0.01, 10_000), metavar="R", help="Independent faults in 1,000 node-days, in place of a trace."

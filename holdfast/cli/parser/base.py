@@ -81,6 +81,30 @@ class Duration(click.ParamType[float]):
         return seconds
 
 
+class Unit(click.ParamType[float]):
+    """A size such as ``1.8TB`` in bytes, or a bandwidth such as ``400Gbit/s`` in bytes a second."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        """`size` or `bandwidth`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 (click's signature)
+        """Return the number; refuse what is none, and nothing."""
+        if not isinstance(value, str):
+            return value
+        from pydantic_core import PydanticCustomError  # noqa: PLC0415 (`--help` needs click alone)
+
+        from holdfast.spec.files.units import BANDWIDTH_CURE, SIZE_CURE, parse_bandwidth, parse_size  # noqa: PLC0415
+
+        try:
+            found: float = parse_size(value) if self.name == "size" else parse_bandwidth(value)
+        except PydanticCustomError:
+            found = 0
+        if not found:
+            self.fail(f"'{cut(value)}' is not a {self.name}. {SIZE_CURE if self.name == 'size' else BANDWIDTH_CURE}.", param, ctx)
+        return found
+
+
 class Seconds(Duration):
     """A duration, or a bare number, which torchrun's options mean as seconds."""
 

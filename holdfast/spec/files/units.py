@@ -1,4 +1,4 @@
-"""Read and write durations (``90s``, ``1h30m``) and amounts of memory (``8GB``, ``512MiB``) as users write them."""
+"""Read and write durations (``90s``, ``1h30m``), sizes (``8GB``, ``512MiB``) and bandwidths (``400Gbit/s``) as users write them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,22 @@ BYTES: Final = {
 """Bytes in each unit of memory."""
 DURATION_CURE: Final = 'Write a number and a unit (ms, s, m, h, d), e.g. "90s", "5m", "1h30m" or "2d"'
 SIZE_CURE: Final = 'Write a number and a unit (KB, MB, GB, TB, KiB, MiB, GiB, TiB), e.g. "8GB" or "512MiB", or a number of bytes'
+BANDWIDTH_CURE: Final = 'Write a number and a unit (MB/s, GB/s, TB/s, Mbit/s, Gbit/s, Tbit/s), e.g. "400Gbit/s" or "2TB/s"'
 PERCENT_CURE: Final = 'Write a number from 0 to 100 with a percent sign, e.g. "25%"'
 MAX_BYTES: Final = 2**62
 
 DURATION_EXAMPLES: Final = ["90s", "5m", "1h30m", "2d"]
 SIZE_EXAMPLES: Final = ["8GB", "512MiB"]
+BANDWIDTH_EXAMPLES: Final = ["400Gbit/s", "2TB/s"]
+BANDWIDTHS: Final = {
+    "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "tbit": 125e9,
+}  # fmt: skip
+"""Bytes a second in each unit of bandwidth, without its `/s`."""
 
 _PART: Final = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(ms|[smhd])\s*", re.ASCII)
 _NUMBER: Final = re.compile(r"\d{1,15}(?:\.\d{1,15})?", re.ASCII)
 _PERCENT: Final = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%", re.ASCII)
+_BANDWIDTH: Final = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([kmgt]b(?:it)?)/s", re.ASCII | re.IGNORECASE)
 _SIZE: Final = re.compile(r"(\d{1,19})(\.\d{1,9})?\s*([kmgt]?i?b?)", re.ASCII | re.IGNORECASE)
 
 
@@ -96,6 +103,25 @@ def format_size(size: int) -> str:
     return f"{size // BYTES[unit]}{unit[0].upper()}{unit[1:-1]}{'B' if unit != 'b' else ''}"
 
 
+def parse_bandwidth(value: object) -> float:
+    """Return *value* (``400Gbit/s``, ``2TB/s``) in bytes a second; raise `PydanticCustomError` for anything else, and for nothing.
+
+    A unit is needed: links are sold in bits, storage in bytes.
+    """
+    found = _BANDWIDTH.fullmatch(value.strip()) if isinstance(value, str) else None
+    bandwidth = float(found[1]) * BANDWIDTHS[found[2].lower()] if found else 0.0
+    if bandwidth > 0:
+        return bandwidth
+    fault = "has no unit" if not isinstance(value, bool) and _NUMBER.fullmatch(str(value).strip()) else "is not a bandwidth"
+    raise PydanticCustomError("bandwidth", "{shown} {fault}", {"shown": repr(value)[:80], "fault": fault, "cure": BANDWIDTH_CURE})
+
+
+def format_bandwidth(bandwidth: float) -> str:
+    """Return *bandwidth* (bytes a second) as `parse_bandwidth` reads it."""
+    unit = max((unit for unit in ("kb", "mb", "gb", "tb") if BANDWIDTHS[unit] <= bandwidth), key=BANDWIDTHS.__getitem__, default="kb")
+    return f"{bandwidth / BANDWIDTHS[unit]:.6f}".rstrip("0").rstrip(".") + f"{unit.upper()}/s"
+
+
 def parse_percent(value: object) -> float:
     """Return *value* (``25%``) as a share from 0 to 1; raise `PydanticCustomError` for anything else."""
     if isinstance(value, str) and (found := _PERCENT.fullmatch(value.strip())) and 0 <= float(found[1]) <= 100:  # noqa: PLR2004
@@ -130,6 +156,13 @@ SizeOrZero = Annotated[
     PlainSerializer(format_size, return_type=str, when_used="json"),
     WithJsonSchema({"type": "string", "examples": SIZE_EXAMPLES}),
 ]
+Bandwidth = Annotated[
+    float,
+    BeforeValidator(parse_bandwidth),
+    PlainSerializer(format_bandwidth, return_type=str, when_used="json"),
+    WithJsonSchema({"type": "string", "examples": BANDWIDTH_EXAMPLES}),
+]
+"""Bytes a second, more than zero; forms show them as text."""
 Percent = Annotated[
     float,
     BeforeValidator(parse_percent),

@@ -11,7 +11,7 @@ import click
 from holdfast.cli.output import echo, echo_facts, echo_json, echo_table, echo_wrapped, heading, section
 from holdfast.errors import BadParameters, Problem
 from holdfast.report import write_plan
-from holdfast.report.text.wording import duration, share
+from holdfast.report.text.wording import duration, plural, share
 from holdfast.simulator.engine import policy_named
 from holdfast.simulator.planning import SIZES, JobPlan, PlanPoint, PlanRequest, PlanSweep, by_size, cases, make_plan
 from holdfast.simulator.results import Spread
@@ -27,7 +27,10 @@ def plan(  # noqa: PLR0913, PLR0917 (the command's options)
     gpus: int,
     gpus_per_node: int,
     step: float,
-    stall: float,
+    stall: float | None,
+    state: int | None,
+    network: float | None,
+    storage: float | None,
     copies: int | None,
     rate: float | None,
     policy: str,
@@ -40,8 +43,9 @@ def plan(  # noqa: PLR0913, PLR0917 (the command's options)
 ) -> int:
     """Simulate the choices for a job, and recommend the best ones."""
     request = PlanRequest(
-        gpus=gpus, gpus_per_node=gpus_per_node, step=step, stall=stall, copies=copies, rate=rate, policy=policy, runs=runs
-    )
+        gpus=gpus, gpus_per_node=gpus_per_node, step=step, stall=stall, state=state, network=network, storage=storage, copies=copies,
+        rate=rate, policy=policy, runs=runs,
+    )  # fmt: skip
     _check(request)
     quiet = as_json or not sys.stderr.isatty()
     made, sizes = _made(request, workers, with_sizes=output is not None, quiet=quiet)
@@ -59,13 +63,21 @@ def plan(  # noqa: PLR0913, PLR0917 (the command's options)
 def _check(request: PlanRequest) -> None:
     """Refuse what no scenario can hold."""
     problems = list[Problem]()
-    if request.gpus % request.gpus_per_node and request.gpus > request.gpus_per_node:
+    if request.gpus < request.gpus_per_node:
+        reason = f"{request.gpus_per_node:,} GPUs of a node are more than the {request.gpus:,} of the job"
+        problems.append(Problem(field="--gpus-per-node", reason=reason, cure=f"Write {request.gpus:,} or fewer"))
+    elif request.gpus % request.gpus_per_node:
         lower = request.gpus // request.gpus_per_node * request.gpus_per_node
         reason = f"{request.gpus:,} GPUs do not fill nodes of {request.gpus_per_node}"
         problems.append(Problem(field="--gpus", reason=reason, cure=f"Write {lower:,} or {lower + request.gpus_per_node:,}"))
     if request.copies is not None and request.nodes % request.copies:
-        reason = f"{request.nodes:,} nodes cannot hold {request.copies:,} copies of the model of the same size"
+        reason = f"{plural(request.nodes, 'node')} cannot hold {request.copies:,} copies of the model of the same size"
         problems.append(Problem(field="--copies", reason=reason, cure=f"Write a divisor of {request.nodes:,}"))
+    moved = {"--state": request.state, "--network": request.network, "--storage": request.storage}
+    missing = [name for name, value in moved.items() if value is None]
+    if 0 < len(missing) < len(moved):
+        reason = f"{' and '.join(name for name in moved if name not in missing)} makes no difference without {' and '.join(missing)}"
+        problems.append(Problem(field=missing[0], reason=reason, cure="Write all three, or none of them"))
     if request.nodes > MAX_NODES:
         reason = f"{request.nodes:,} nodes are more than the {MAX_NODES:,} that can be simulated"
         problems.append(Problem(field="--gpus", reason=reason, cure="Lower it"))

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from holdfast.simulator.results import ResultFile, Spread, SystemResult
 from holdfast.simulator.scenario import Scenario, load_scenario
 from holdfast.simulator.sweep import simulate_all
 from holdfast.simulator.systems import SYSTEMS, RecoverySystem
+from holdfast.simulator.transfers import StateTransfers
 from holdfast.simulator.validation import targets
 from holdfast.spec.files.problems import shown
 
@@ -74,7 +76,7 @@ def _validate(file: Path | None, runs: int, *, as_json: bool) -> int:
             continue
         goal = NOTHING if target.goal is None else f"{target.goal:.4g}"
         computed = NOTHING if target.values is None else f"{target.values.median:.4g}"
-        met = {None: "shown only", True: "met", False: "not met" if target.values else "not reproducible"}[target.met]
+        met = {None: "shown only", True: "met", False: "not met" if fields["reproducible"] else "cannot be reproduced"}[target.met]
         echo(f"{met}: {target.what}: {computed} {target.unit}, goal {goal}")
         if target.reason:
             echo_wrapped(target.reason, "    ", width=WIDTH)
@@ -109,10 +111,18 @@ def run_all(
 
 def record(scenario: Scenario, results: Sequence[SystemResult], systems: Mapping[str, RecoverySystem]) -> dict[str, Any]:
     """Return the results for programs, with the phase times and their sources."""
+    transfers = {name: None if one is None else asdict(one) for name, one in transfers_of(scenario).items()}
     return {
         "scenario": scenario.model_dump(mode="json"),
+        "transfer_seconds": transfers,
         "systems": [one.record() | {"title": SYSTEMS[one.system].title, "figures": figures(systems[one.system])} for one in results],
     }
+
+
+def transfers_of(scenario: Scenario) -> dict[str, StateTransfers | None]:
+    """Return how long the state of each job takes to move; None of one without a stated size."""
+    links, width = scenario.cluster.links, scenario.cluster.gpus_per_node
+    return {job.name: StateTransfers.of(job, links, width) for job in scenario.jobs}
 
 
 def figures(system: RecoverySystem) -> dict[str, Any]:
@@ -120,7 +130,9 @@ def figures(system: RecoverySystem) -> dict[str, Any]:
     step = 10.0
     plans = {**{str(action): plan for action, plan in system.plans.items()}}
     plans |= {f"{action}, no hot spare": plan for action, plan in system.cold.items()}
+    overhead = {"share": system.step_overhead, "source": system.step_overhead_source}
     return {
+        "step_overhead": overhead,
         "detect": {str(symptom): {"seconds": time.mean(step), "source": time.source} for symptom, time in system.detect.items()},
         "actions": {
             name: {
@@ -138,7 +150,13 @@ def _show(scenario: Scenario, results: Sequence[SystemResult], systems: Mapping[
     heading(f"{scenario.name}: {gpus:,} GPUs for {duration(scenario.duration.total_seconds())}, {plural(scenario.runs, 'run')}")
     faults = f"{events.median:,.0f}" + (f" ({events.low:,.0f} to {events.high:,.0f})" if events.low < events.high else "")
     spares = f"{plural(scenario.spares, 'spare node')}, {scenario.cluster.hot_spares} of them warm under systems that use hot spares"
-    echo_facts([("faults", f"{faults} in the cluster, the same for every system"), ("nodes", spares), ("policy", scenario.policy)])
+    facts = [("faults", f"{faults} in the cluster, the same for every system"), ("nodes", spares), ("policy", scenario.policy)]
+    for name, times in transfers_of(scenario).items():
+        if times is not None:
+            loads = [("storage", times.disk), ("another node", times.replica), ("its own node's memory", times.local)]
+            loaded = ", ".join(f"{duration(seconds)} from {place}" for place, seconds in loads)
+            facts.append((f"state of {name}", f"loaded in {loaded}; written in {duration(times.write)}"))
+    echo_facts(facts)
     echo()
     echo_table(HEAD, [_row(one) for one in results])
     echo()
