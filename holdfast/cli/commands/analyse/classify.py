@@ -81,12 +81,12 @@ def json_lines(page: Page) -> str:
     """Return the classification of *page*, one JSON object a line; that of a traceback is where its last line was read."""
     here = {fault.line: _json_line(fault) for fault in page.faults if page.first <= fault.line}
     earlier = "".join(_json_line(fault) for fault in page.faults if fault.line < page.first)
-    numbers: Iterable[int] = range(page.first, page.first + page.count)
-    if not here and not page.inside:
-        return earlier + "".join([f'{{"line": {number}{_BENIGN}' for number in numbers])
-    inside = page.inside
-    rest = (here.get(number) or ("" if number in inside else f'{{"line": {number}{_BENIGN}') for number in numbers)
-    return earlier + "".join(rest)
+    rows = [f'{{"line": {number}{_BENIGN}' for number in range(page.first, page.first + page.count)]
+    for number in page.inside:
+        rows[number - page.first] = ""
+    for number, row in here.items():
+        rows[number - page.first] = row
+    return earlier + "".join(rows)
 
 
 def _json_line(fault: Classification) -> str:
