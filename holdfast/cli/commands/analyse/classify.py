@@ -19,7 +19,7 @@ from holdfast.cli.output import echo, hint
 from holdfast.detectors.catalogue import CATALOGUE, TAKES_NODE_OUT
 from holdfast.detectors.confirmation import acts_alone
 from holdfast.errors import NotReadable
-from holdfast.report.text.wording import count, plural, visible
+from holdfast.report.text.wording import plural, visible
 
 QUOTED: Final = 500
 """Characters of a line that a classification repeats."""
@@ -70,7 +70,7 @@ def _classify(log: IO[bytes], name: str, *, as_json: bool) -> None:
         return
     of_kinds = f" of {plural(len(found), 'kind')}:" if found else "."
     together = f" in {plural(number, 'event')}" if number < found.total() else ""
-    hint(f"{count(lines)} lines, {plural(found.total(), 'fault')}{together}{of_kinds}")
+    hint(f"{plural(lines, 'line')}, {plural(found.total(), 'fault')}{together}{of_kinds}")
     for kind, times in found.most_common():
         hint(f"  {times:>7}  {kind}: {CATALOGUE[kind].title}")
     if found:
