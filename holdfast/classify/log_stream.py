@@ -94,7 +94,9 @@ def decoded(read: Read, name: str) -> Read:
     first = b""
     while chunk := read(io.DEFAULT_BUFFER_SIZE):
         first += chunk
-        if not any(len(first) < len(signature) and signature.startswith(first) for signature in _SIGNATURES):
+        if not any(len(first) < len(signature) and signature.startswith(first) for signature in _SIGNATURES) and not (
+            len(first) < _UNMARKED and (len(first) == 1 or 0 in first[:2])
+        ):
             break  # enough to tell the format
     for signature, (reason, cure) in _OTHER_FORMATS.items():
         if first.startswith(signature):
