@@ -108,6 +108,17 @@ def test_a_disk_is_not_blamed_for_the_file_system_on_another_one() -> None:
         assert diagnose([reset, measured, failed]).root.kind == blamed
 
 
+@pytest.mark.parametrize("full", ["disk-full", "checkpoint-disk-full", "checkpoint-write-failed"])
+@pytest.mark.parametrize("hang", ["job-hang", "collective-stuck"])
+def test_a_hang_is_not_blamed_on_a_checkpoint_that_could_not_be_written(full: str, hang: str) -> None:
+    """Training goes on without it; a rank that ends because of the full disk is what others wait for."""
+    trouble, stuck = a_fault(full, rank=0), a_fault(hang, node=None, at=20.0)
+    assert diagnose([trouble, stuck]).root.kind == hang
+    ended = a_fault("worker-disk-full", rank=0, at=1.0)
+    assert explained(trouble, stuck) == 0.0 < explained(ended, stuck)
+    assert diagnose([trouble, ended, stuck]).root.kind != hang
+
+
 def test_an_order_that_only_differing_clocks_explain_counts_for_less() -> None:
     """Five seconds are within what clocks of nodes differ by, ten are not."""
     first = a_fault("worker-sigkill", at=10.0)
