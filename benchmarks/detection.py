@@ -11,7 +11,8 @@ the flow had it:
   a stand-in library.
 - ``counter``: an interface counts broken frames, in a ``/sys`` of the benchmark's own. Nothing reports counters: they are polled.
 - ``disk-full``: the file system of the checkpoints (a tmpfs, needs root) is filled; known with the next checkpoint.
-- ``classify``: lines a second on one core, of a log in which one line in ten is a fault; ``classify-dense``: in which every line is one.
+- ``classify``: lines a second on one core, of a log in which one line in ten is a fault, each with a number of its own;
+  ``classify-dense``: in which every line is one, and they repeat.
 - ``agent-cpu``: share of one core that a node's agent, its lookout and its memory server take while a job trains, in percent.
 - ``false-alarms``: faults reported of a healthy job; ``status`` are those of the machine itself, the same at every look.
 - ``sweep``: nodes looked at over SSH, 200 real ones and 1,000 simulated; several lines, see sweep.py.
@@ -226,11 +227,17 @@ class Bench:
 
 
 def a_log(unhealthy: int) -> bytes:
-    """Return a log of 200,000 lines, one in *unhealthy* of which is a fault: samples of the whole catalogue in turn, at different times."""
+    """Return a log of 200,000 lines, one in *unhealthy* of which is a fault: samples of the whole catalogue in turn, at different times.
+
+    Where every line is a fault, the samples repeat as they are, as a flood repeats its lines. Otherwise each ends in a number of its own,
+    so that no line was seen before and each is judged anew.
+    """
     samples = [one.unhealthy.evidence.text for one in CATALOGUE.values() if isinstance(one.unhealthy.evidence, LogLine)]
     faults = itertools.cycle([text for text in samples if "\n" not in text])
     lines = (
-        f"[{number / 100:.2f}] {next(faults)}" if number % unhealthy == 0 else f"step {number} loss 2.{number} lr 1e-4"
+        f"[{number / 100:.2f}] {next(faults)}{f' #{number}' * (unhealthy > 1)}"
+        if number % unhealthy == 0
+        else f"step {number} loss 2.{number} lr 1e-4"
         for number in range(LINES)
     )
     return ("\n".join(lines) + "\n").encode()

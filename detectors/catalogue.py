@@ -175,6 +175,8 @@ class Fault:
     """Who reported it: ``kernel log on node-1``, ``worker output of rank 3``; `see` sets it if the detector does not."""
     device: str = ""
     """The part of the node that it was seen on, if known (a PCI address, an interface, a mount)."""
+    idle: bool = False
+    """No rank of the job uses that device, as the node's agent knows for sure: then it is shown, and no reason to leave the node."""
 
     @property
     def entry(self) -> FaultKind:
@@ -188,7 +190,9 @@ class Fault:
 
     @property
     def is_proven(self) -> bool:
-        """Whether its evidence suffices to take a node out: a measured value, or a line that can only mean this fault."""
+        """Whether its evidence takes a node out: of a device in use, a measured value or a line that can only mean this fault."""
+        if self.idle:
+            return False
         if not self.log:
             return True
         return self.log in self.entry.logs and self.entry.proves(self.quote)

@@ -153,7 +153,10 @@ def _in_scope(scope: Scope, cause: _Group, effect: _Group) -> bool:
         return False
     if scope is Scope.RANK:
         return one.rank == other.rank
-    return scope is Scope.NODE or not (cause.device and effect.device) or cause.device == effect.device
+    if scope is Scope.NODE:
+        disks = {disk_of(one), disk_of(other)} - {""}
+        return len(disks) < 2  # noqa: PLR2004 (two disks of a node do not speak for each other)
+    return not (cause.device and effect.device) or cause.device == effect.device
 
 
 def _in_window(rule: Association, cause: _Group, effect: _Group) -> float:
@@ -222,9 +225,12 @@ def _candidate(me: _Group, groups: list[_Group], reach: list[float], links: list
 
 _BUS: Final = re.compile(r"(?:PCI:|\b)[0-9a-fA-F]{4,8}:(?P<bus>[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")
 _PART: Final = re.compile(
-    r"\b(?P<part>mlx[45]_\d+|(?:bond|ib|eth|roce|rdma|enp|ens|eno)\d\w*|nvme\d+(?:n\d+)?|sd[a-z]{1,2}|md\d+|GPU[- ]?\d+|dimm\w*\d)\b",
+    r"\b(?P<part>(?:mlx[45]_\d+|(?:bond|ib|eth|roce|rdma|enp|ens|eno)\d\w*|md\d+|GPU[- ]?\d+|dimm\w*\d)\b"
+    r"|nvme\d+(?=(?:n\d+)?(?:p\d+)?\b)|sd[a-z]{1,2}(?=\d*\b))",
     re.IGNORECASE,
 )
+"""A disk is named without its namespace and partition, as a line of its controller or of its file system names it."""
+_DISK: Final = re.compile(r"nvme\d+|sd[a-z]{1,2}")
 _STAMP: Final = re.compile(r"\b\d{1,2}:\d{2}:\d{2}\b|\d{4}-\d\d-\d\dT?\S*")
 _HOST: Final = re.compile(
     r"(?:[Pp]eer|[Cc]onnect to|remote (?:peer )?address|connection (?:to|from))\s+(?:address )?"
@@ -243,6 +249,11 @@ _RANKS: Final = re.compile(
 def device_of(fault: Fault) -> str:
     """Return the device of *fault*: from the detector, or from its text; empty if there is none."""
     return device_in(fault.device) or fault.device or device_in(fault.quote)
+
+
+def disk_of(fault: Fault) -> str:
+    """Return the disk that *fault* is about; empty if it names none, or only a volume or a mount that may span several."""
+    return next((name for text in (fault.device, fault.quote) if _DISK.fullmatch(name := device_in(text))), "")
 
 
 @lru_cache(maxsize=4096)

@@ -57,7 +57,7 @@ def acts_alone(kind: FaultKind, text: str) -> bool:
 
 def confirmed(faults: Sequence[Fault]) -> dict[FaultKey, str]:
     """Return those of *faults* that need proof and get it from others, by their keys, each with the signal that confirms it."""
-    unproven = [fault for fault in faults if fault.needs_proof and fault.log in fault.entry.logs]
+    unproven = [fault for fault in faults if fault.needs_proof and not fault.idle and fault.log in fault.entry.logs]
     found: dict[FaultKey, str] = {}
     for fault in unproven:
         if fault.key not in found and (signal := _signal(fault, faults)) is not None:
@@ -74,7 +74,7 @@ def _signal(fault: Fault, faults: Sequence[Fault]) -> Fault | None:
 
 def _confirms(other: Fault, fault: Fault) -> bool:
     """Return whether *other* is independent of *fault* and shows the same, or what follows from it or leads to it, at about that time."""
-    if other.kind in OTHERS or not _is_independent(other, fault):
+    if other.idle or other.kind in OTHERS or not _is_independent(other, fault):
         return False
     if other.kind == fault.kind:
         return True
@@ -121,6 +121,12 @@ def why_it_acts(fault: Fault, recommended_actions: RecommendedActions) -> str:
         return "the line proves it" if fault.log else "measured"
     if (signal := recommended_actions.confirmed.get(fault.key)) is not None:
         return f"confirmed by {signal}"
+    return f"no: {_why_not(fault)}"
+
+
+def _why_not(fault: Fault) -> str:
+    if fault.idle:
+        return "no rank of the job uses that device"
     if fault.log not in fault.entry.logs:
-        return "no: what writes to that log cannot know of it"
-    return "no: one line does not prove it, and nothing else on the node shows it"
+        return "what writes to that log cannot know of it"
+    return "one line does not prove it, and nothing else on the node shows it"

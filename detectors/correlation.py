@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 from holdfast.detectors.associations import ASSOCIATIONS, Accused, Family, Repeats, Shared, traits_of
 from holdfast.detectors.catalogue import CATALOGUE, Attribution, Fault, FaultKey, RecommendedAction, fault_kind
 from holdfast.detectors.causes import device_in, device_of, peers_in
-from holdfast.detectors.confirmation import confirmed
 from holdfast.detectors.evidence import LogLine, Sample
 from holdfast.detectors.nodes.gpu_readings import Xid, XidEvent
 
@@ -91,9 +90,13 @@ BLAMED: Final = _define(
 )
 
 
-def inferred(faults: Sequence[Fault], past: Iterable[PastFailure], members: int, places: Mapping[str, str]) -> Iterator[Fault]:
-    """Yield the faults that follow from *faults* and the job's *past* failures; *members* is the number of nodes with ranks."""
-    signals = confirmed(faults)
+def inferred(
+    faults: Sequence[Fault], past: Iterable[PastFailure], members: int, places: Mapping[str, str], signals: Mapping[FaultKey, str]
+) -> Iterator[Fault]:
+    """Yield the faults that follow from *faults* and the job's *past* failures; *members* is the number of nodes with ranks.
+
+    *signals*: those of *faults* that one line does not prove, to the second signal that confirms them.
+    """
     for shared in ASSOCIATIONS.shared:
         seen = _of(shared.of, faults)
         yield from _shared(shared, seen, members, signals if len(seen) < len(faults) else None)

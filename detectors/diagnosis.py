@@ -209,8 +209,10 @@ def diagnose(
     *places* maps the names of peers in faults (``rank 3``, a host, an address) to nodes.
     """
     faults = [fault for fault in faults if not _is_of_the_past(fault, past)] or faults
-    all_faults = [*faults, *inferred(faults, past, members, places)]
-    signals = confirmed(all_faults)
+    signals = confirmed(faults)
+    if further := list(inferred(faults, past, members, places, signals)):
+        signals = confirmed([*faults, *further])
+    all_faults = [*faults, *further]
     recommended_actions = replace(recommended_actions, confirmed=signals)
     ranked = candidates(all_faults, recommended_actions)
     root = ranked[0].fault

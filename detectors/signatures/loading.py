@@ -73,6 +73,8 @@ class Signature:
 
     def kind_of(self, found: re.Match[str]) -> str | None:
         """Return the kind of a match; None: the line is known and no fault."""
+        if not found.re.groupindex:
+            return self.kind
         groups = found.groupdict()
         if (key := groups.get("key")) is not None:
             key = key.strip()

@@ -132,7 +132,9 @@ class Classifier:
         if key in self._known:
             self._hits += 1
             return self._known[key]
-        numbers = sorted({one for one in candidates if one < WORDS})
+        numbers = sorted(set(candidates))
+        while numbers and numbers[-1] >= WORDS:  # what is no signature has the highest numbers
+            numbers.pop()
         name = judge(line.decode(errors="replace"), numbers, words=WORDS in candidates)
         if len(line) <= MAX_CACHED_BYTES:
             if len(self._known) >= MAX_CACHED:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.classify.classifier import classify_text
+from holdfast.classify.classifier import Classification, classify_text
+from holdfast.classify.events import Events
 from holdfast.detectors.all_kinds import CATALOGUE
 from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, KERNEL_LOG, LOGS, SYSTEM_LOG, TAKES_NODE_OUT, WORKER_OUTPUT, Area, Fault
 from holdfast.detectors.confirmation import confirming_rules, why_it_acts
@@ -38,6 +39,8 @@ class Explanation:
     """Why it acts, or does not."""
     changes: tuple[str, ...] = ()
     """What would change the verdict."""
+    context: tuple[str, ...] = ()
+    """Further lines that belong to the same event, each with its kind."""
 
 
 def explain(text: str, log: str | None = None) -> Explanation:
@@ -46,6 +49,7 @@ def explain(text: str, log: str | None = None) -> Explanation:
     if not found:
         return _no_fault(text, log)
     name, line = found[0].kind, found[0].text
+    context = tuple(f"{one.kind}: {one.text.strip()}" for one in found[1:] if _is_one_event(found[0], one))[:MOST]
     kind = CATALOGUE[name]
     log = log or next(iter(kind.logs), LOGS[-1])
     fault = Fault(kind=name, at=0.0, node="node-0", quote=line, signature=name, source=f"{log} on node-0")
@@ -58,8 +62,20 @@ def explain(text: str, log: str | None = None) -> Explanation:
     else:
         reason = f"no node is left for this kind; what it recommends ({kind.recommended_action}) applies where a rank has failed"
     return Explanation(
-        line=line, kind=name, log=log, matched=_matched(line), acts=acts, reason=reason, changes=tuple(_changes(fault, acts=acts))
+        line=line,
+        kind=name,
+        log=log,
+        matched=_matched(line),
+        acts=acts,
+        reason=reason,
+        changes=tuple(_changes(fault, acts=acts)),
+        context=context,
     )
+
+
+def _is_one_event(first: Classification, other: Classification) -> bool:
+    events = Events()
+    return not [*events.feed([first, other], other.line)] and len([*events.finish()]) == 1
 
 
 def _no_fault(text: str, log: str | None) -> Explanation:

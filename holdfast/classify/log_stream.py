@@ -42,6 +42,8 @@ _OTHER_FORMATS: Final[dict[bytes, tuple[str, str]]] = {
 }
 """The formats that another program must convert first, by their first bytes: what it is, and how."""
 _UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_UNMARKED: Final = 16
+"""Bytes by which UTF-16 without a mark is told."""
 _SIGNATURES: Final = (*_DECOMPRESSORS, *_OTHER_FORMATS, *_UTF_16)
 _DAMAGED: Final = (OSError, zlib.error, lzma.LZMAError, EOFError)
 """Errors of the libraries for damaged data; for an ``OSError`` only one without a number, as the system's own have one."""
@@ -92,7 +94,9 @@ def decoded(read: Read, name: str) -> Read:
     first = b""
     while chunk := read(io.DEFAULT_BUFFER_SIZE):
         first += chunk
-        if not any(len(first) < len(signature) and signature.startswith(first) for signature in _SIGNATURES):
+        if not any(len(first) < len(signature) and signature.startswith(first) for signature in _SIGNATURES) and not (
+            len(first) < _UNMARKED and (len(first) == 1 or 0 in first[:2])
+        ):
             break  # enough to tell the format
     for signature, (reason, cure) in _OTHER_FORMATS.items():
         if first.startswith(signature):
@@ -101,7 +105,16 @@ def decoded(read: Read, name: str) -> Read:
     for signature, decompressor in _DECOMPRESSORS.items():
         if first.startswith(signature):
             return _decompressing(decompressor(io.BufferedReader(raw)), name)
-    return _decoding(raw.read_some) if first.startswith(_UTF_16) else raw.read_some
+    encoding = "utf-16" if first.startswith(_UTF_16) else _unmarked_utf_16(first)
+    return _decoding(raw.read_some, encoding) if encoding else raw.read_some
+
+
+def _unmarked_utf_16(first: bytes) -> str | None:
+    """Return the byte order of UTF-16 without a mark: of its first characters, which are of ASCII, every other byte is zero."""
+    even, odd = first[:_UNMARKED:2], first[1:_UNMARKED:2]
+    if len(odd) < _UNMARKED // 2 or any(even) == any(odd) or not (all(even) or all(odd)):
+        return None
+    return "utf-16-le" if any(even) else "utf-16-be"
 
 
 class _WithFirst(io.RawIOBase):
@@ -139,8 +152,8 @@ def _decompressing(compressed: Decompressor, name: str) -> Read:
     return read
 
 
-def _decoding(read: Read) -> Read:
-    decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
+def _decoding(read: Read, encoding: str) -> Read:
+    decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
 
     def text(size: int) -> bytes:
         while chunk := read(size):

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import hashlib
 import platform
+import re
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -28,6 +29,8 @@ HEAD: Final = WORDS + 1
 _BITS: Final = 16
 _NUMBER: Final = (1 << _BITS) - 1
 _HEAD: Final = r"Traceback \(most recent call last\)"
+_SET: Final = re.compile(r"\\.|\[(?P<excludes>\^)?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+"""An escape, or a set of characters."""
 _APPROXIMATE: Final = ("(?!", "(?=", "(?<!", "(?<=", "(?P=")
 """What Hyperscan can only match approximately."""
 
@@ -85,7 +88,7 @@ def best() -> Matcher:
 
 def _database(hyperscan: Any, folder: Path) -> Any:  # noqa: ANN401 (a package that may be missing)
     """Return the database of all expressions, cached in *folder* because it takes seconds to compile."""
-    patterns = [*(signature.pattern for signature in SIGNATURES), TROUBLE, _HEAD]
+    patterns = [_within_a_line(pattern) for pattern in (*(signature.pattern for signature in SIGNATURES), TROUBLE, _HEAD)]
     identity = "\n".join([*patterns, str(hyperscan.__version__), platform.machine()])
     cached = folder / f"signatures-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.hyperscan"
     with contextlib.suppress(OSError, hyperscan.error):
@@ -103,6 +106,11 @@ def _database(hyperscan: Any, folder: Path) -> Any:  # noqa: ANN401 (a package t
     with contextlib.suppress(OSError):  # without a writable folder it is compiled each time
         _write_atomically(cached, hyperscan.dumpb(database))
     return database
+
+
+def _within_a_line(pattern: str) -> str:
+    """Return *pattern* with sets that exclude characters excluding the end of a line too: ``[^|]*`` would run through the whole block."""
+    return _SET.sub(lambda found: f"{found[0][:-1]}\\n]" if found["excludes"] else found[0], pattern)
 
 
 def _write_atomically(path: Path, content: bytes) -> None:

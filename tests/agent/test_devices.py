@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.node.devices import ranks_on
+from holdfast.agent.node.devices import is_idle, ranks_on
 from holdfast.agent.workers.worker import Worker
 from holdfast.detectors.all_kinds import CATALOGUE
 from holdfast.detectors.log_lines.xids import UNUSABLE
@@ -35,7 +35,7 @@ def root(tmp_path: Path) -> Path:
 def holding(root: Path) -> Iterator[dict[tuple[int, ...], int]]:
     """Give processes by the numbers of the GPUs that they have open."""
     begun = {}
-    for minors in ((), (1,), (0, 1)):
+    for minors in ((), (0,), (1,), (0, 1)):
         files = [str(root / f"dev/nvidia{minor}") for minor in minors]
         begun[minors] = subprocess.Popen([sys.executable, "-c", HOLD, *files], stdout=subprocess.PIPE)
     for process in begun.values():
@@ -70,6 +70,20 @@ def test_a_gpu_is_the_ranks_that_has_it_open_and_takes_it(
 ) -> None:
     """CUDA opens all that it may see: of several the one counts that the rank's environment names."""
     assert ranks_on(PART, QUOTE, [a_worker(3, holding[minors], **sees)], root) == ranks
+
+
+def test_a_gpu_is_idle_only_if_every_rank_has_others_open(root: Path, holding: dict[tuple[int, ...], int]) -> None:
+    """A rank that has opened none yet may still take it, and one that has exited may have used it."""
+    first, both, none = (a_worker(number, holding[minors]) for number, minors in enumerate(((0,), (0, 1), ())))
+    assert is_idle(PART, [first], root)
+    assert not is_idle("GPU 0000:18:00.0", [first], root)
+    assert not is_idle(PART, [first, both], root)
+    assert not is_idle(PART, [first, none], root)
+    assert not is_idle(PART, [], root)
+    assert not is_idle("GPU 0000:99:00.0", [first], root), "the driver does not list it"
+    gone = a_worker(1, holding[0,])
+    gone.exited = True
+    assert not is_idle(PART, [first, gone], root)
 
 
 def test_the_process_that_the_driver_names_is_the_ranks_or_one_that_it_began(root: Path, holding: dict[tuple[int, ...], int]) -> None:

@@ -66,7 +66,7 @@ class _Maker:
     def _one_of(self, op: Any, value: Any) -> str:
         if op is sre.BRANCH:
             return self.of(self.chance.choice(value[1]))
-        return self.of(value[1]) if op is sre.ASSERT and value[0] == 1 else ""
+        return self.of(value[1]) if op is sre.ASSERT else ""  # a look back stands where nothing else wrote its text
 
     def _repeated(self, least: int, most: Any, tree: Any) -> str:
         if tree[0][0] is sre.ANY and most is sre.MAXREPEAT:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.detectors.all_kinds import CATALOGUE
-from holdfast.detectors.catalogue import KERNEL_LOG, TAKES_NODE_OUT, RecommendedAction
+from holdfast.detectors.catalogue import KERNEL_LOG, TAKES_NODE_OUT, WORKER_OUTPUT, RecommendedAction
 from holdfast.detectors.confirmation import acts_alone
 from holdfast.detectors.evidence import HangLimits
 from holdfast.detectors.log_lines.classification import judge
@@ -104,3 +104,4 @@ def test_an_instance_of_a_divided_gpu_is_its_gpu() -> None:
 def test_the_kernel_log_is_where_such_lines_of_devices_are_believed() -> None:
     """A rank may print anything; only CUDA's own errors count in its output."""
     assert {name for name in CERTAIN if KERNEL_LOG not in CATALOGUE[name].logs} == {"cuda-uncorrectable-ecc", "cuda-nvlink"}
+    assert {name for name in CERTAIN if WORKER_OUTPUT in CATALOGUE[name].logs} == {"cuda-uncorrectable-ecc", "cuda-nvlink"}

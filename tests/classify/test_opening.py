@@ -36,8 +36,10 @@ def found(log: bytes, *, at_once: int | None = None) -> list[tuple[int, str]]:
         lambda text: lzma.compress(text.encode()),
         lambda text: text.encode("utf-16"),
         lambda text: b"\xfe\xff" + text.encode("utf-16-be"),
+        lambda text: text.encode("utf-16-le"),
+        lambda text: text.encode("utf-16-be"),
     ],
-    ids=["plain", "gzip", "two gzips", "bzip2", "xz", "utf-16", "utf-16-be"],
+    ids=["plain", "gzip", "two gzips", "bzip2", "xz", "utf-16", "utf-16-be", "utf-16-le without a mark", "utf-16-be without a mark"],
 )
 def test_a_log_is_read_however_it_is_kept(packed: Callable[[str], bytes], at_once: int | None) -> None:
     """As a file, and as it trickles out of a pipe."""

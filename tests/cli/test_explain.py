@@ -58,3 +58,13 @@ def test_no_line_at_all_is_no_fault(here: Command) -> None:
     """An empty argument, and one of spaces."""
     for line in ("", "  \n "):
         assert mentions(here("explain", line).stdout, "No fault")
+
+
+def test_lines_of_the_same_event_are_named_and_others_are_not(here: Command) -> None:
+    """What a switch writes after its error belongs to it; the link of another device does not."""
+    switch = "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 19047,"
+    lines = f"{switch} Fatal, Link 32 sequence ID error\n{switch} Severity 1 Engine instance 32\nmlx5_core 0000:5e:00.0 eth2: Link down"
+    found = json.loads(here("explain", lines, "--json").stdout)
+    assert found["kind"] == "nvswitch-port-memory"
+    assert found["context"] == [f"nvswitch-port-memory: {switch} Severity 1 Engine instance 32"]
+    assert mentions(here("explain", lines).stdout, "together with", "Severity 1 Engine instance 32")

@@ -40,6 +40,13 @@ def test_a_replayed_fault_is_accepted_once() -> None:
     assert later.take("n0", NodeFaultSeen.of({**FAULT, "seen_at": 9.0})) is not None
 
 
+def test_a_gpu_that_no_rank_uses_is_known_as_such() -> None:
+    """An agent that names ranks on it, or says nothing, leaves it in use."""
+    said: tuple[dict[str, Any], ...] = ({}, {"idle": True}, {"idle": True, "on": [3]})
+    faults = [NodeFaultDedup().take("n0", NodeFaultSeen.of({**FAULT, **one})) for one in said]
+    assert [fault is not None and fault.idle for fault in faults] == [False, True, False]
+
+
 def test_a_kind_that_only_a_newer_agent_knows_is_ignored() -> None:
     """The controller knows nothing about it."""
     assert NodeFaultDedup().take("n0", NodeFaultSeen.of({**FAULT, "kind": "of-next-year"})) is None

@@ -94,6 +94,31 @@ def test_two_devices_of_one_node_do_not_speak_for_each_other() -> None:
     assert explained(gone, a_fault("gpu-gsp-timeout")) > 0.8, "who names no device may mean this one"
 
 
+def test_a_disk_is_not_blamed_for_the_file_system_on_another_one() -> None:
+    """A volume or a mount whose disk is not named may be on any."""
+    reset = a_fault("nvme-reset", quote="nvme nvme0: I/O 1 QID 2 timeout, reset controller", source="kernel log on n0")
+    own, others = "EXT4-fs (nvme0n1p2): Remounting filesystem read-only", "EXT4-fs (sda2): Remounting filesystem read-only"
+    assert explained(reset, a_fault("filesystem-read-only", at=5.0, quote=own)) > 0.8
+    assert explained(reset, a_fault("filesystem-read-only", at=5.0, quote=others)) == 0.0
+    assert explained(reset, a_fault("filesystem-read-only", at=5.0, device="/ckpt", quote="/ckpt (/dev/sda2): read-only")) == 0.0
+    assert explained(reset, a_fault("filesystem-read-only", at=5.0, quote="XFS (dm-3): Remounting filesystem read-only")) > 0.8
+    failed = a_fault("worker-storage-failed", at=6.0, rank=0)
+    for where, blamed in (("/dev/nvme0n1p2", "nvme-reset"), ("/dev/sda2", "filesystem-read-only")):
+        measured = a_fault("filesystem-read-only", at=5.0, device="/ckpt", quote=f"/ckpt ({where}): read-only, and was not to be")
+        assert diagnose([reset, measured, failed]).root.kind == blamed
+
+
+@pytest.mark.parametrize("full", ["disk-full", "checkpoint-disk-full", "checkpoint-write-failed"])
+@pytest.mark.parametrize("hang", ["job-hang", "collective-stuck"])
+def test_a_hang_is_not_blamed_on_a_checkpoint_that_could_not_be_written(full: str, hang: str) -> None:
+    """Training goes on without it; a rank that ends because of the full disk is what others wait for."""
+    trouble, stuck = a_fault(full, rank=0), a_fault(hang, node=None, at=20.0)
+    assert diagnose([trouble, stuck]).root.kind == hang
+    ended = a_fault("worker-disk-full", rank=0, at=1.0)
+    assert explained(trouble, stuck) == 0.0 < explained(ended, stuck)
+    assert diagnose([trouble, ended, stuck]).root.kind != hang
+
+
 def test_an_order_that_only_differing_clocks_explain_counts_for_less() -> None:
     """Five seconds are within what clocks of nodes differ by, ten are not."""
     first = a_fault("worker-sigkill", at=10.0)
@@ -132,7 +157,10 @@ def test_many_secondary_failures_are_one_line_of_the_diagnosis_and_no_burden() -
         ("NVRM: Xid (PCI:0000:4E:00): 79, pid=7", "4e:00"),
         ("GPU 0000:4e:00.0: Xid 79", "4e:00"),
         ("12:30:01 mlx5_0 port 1: link down", "mlx5_0"),
-        ("blk_update_request: I/O error, dev nvme1n1, sector 5", "nvme1n1"),
+        ("blk_update_request: I/O error, dev nvme1n1, sector 5", "nvme1"),
+        ("EXT4-fs (nvme1n1p2): Remounting filesystem read-only", "nvme1"),
+        ("EXT4-fs (sdb2): Remounting filesystem read-only", "sdb"),
+        ("XFS (dm-3): Corruption detected", ""),
         ("2026-03-01 12:30:01 nothing is named", ""),
     ],
 )

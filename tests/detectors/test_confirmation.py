@@ -106,6 +106,18 @@ def test_severity_count_and_device_in_the_line_decide(text: str, *, acts: bool) 
     assert any(CATALOGUE_ACTIONS.of(fault) in TAKES_NODE_OUT for fault in faults) == acts
 
 
+def test_a_gpu_that_no_rank_uses_takes_no_node_out() -> None:
+    """Whoever reports it: it is shown, and neither confirms nor is confirmed."""
+    for lost in (line(XID), replace(line(XID), source="GPU driver events of n0")):
+        idle = replace(lost, idle=True)
+        assert leaving(lost) == ("n0",)
+        assert leaving(idle) == ()
+        assert CATALOGUE_ACTIONS.of(idle) is RecommendedAction.MONITOR
+        assert why_it_acts(idle, CATALOGUE_ACTIONS) == "no: no rank of the job uses that device"
+        assert confirmed([idle, *see([crash()], HangLimits())]) == {}
+        assert confirmed([line(LOCKUP), idle]) == {}
+
+
 def test_who_sets_an_action_decides() -> None:
     """A policy that names a kind asks for its action on any evidence."""
     strict = RecommendedActions(changed={"link-down": RecommendedAction.EVICT})

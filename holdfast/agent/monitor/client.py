@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.agent import schema
-from holdfast.agent.node.devices import ranks_on
+from holdfast.agent.node.devices import is_idle, ranks_on
 from holdfast.agent.node.identity import Identity
 from holdfast.agent.sidecar import Sidecar, SidecarSpec
 from holdfast.agent.workers.group import WorkerGroup
@@ -60,8 +60,10 @@ class MonitorClient:
     def _take(self, message: Message) -> None:
         if "fault" in message:
             facts = {name: schema.text(message, name) for name in ("part", "quote", "source")}
-            on = ranks_on(facts["part"], facts["quote"], self._workers.workers.values(), self._root)
-            self._emit("node.fault", kind=schema.text(message, "fault"), seen_at=schema.number(message, "at"), on=on, **facts)
+            workers = list(self._workers.workers.values())
+            on = ranks_on(facts["part"], facts["quote"], workers, self._root)
+            idle = not on and is_idle(facts["part"], workers, self._root)
+            self._emit("node.fault", kind=schema.text(message, "fault"), seen_at=schema.number(message, "at"), on=on, idle=idle, **facts)
         elif "counter_increases" in message:
             found = schema.mapping(message, "counter_increases")
             increases = {name: schema.integer(found, name) for name in found}

@@ -39,6 +39,28 @@ def ranks_on(part: str, quote: str, workers: Iterable[Worker], root: Path = Path
     return sorted(one.rank for one in living if _computes_on(one, bus, gpus, named, root))
 
 
+def is_idle(part: str, workers: Iterable[Worker], root: Path = Path("/")) -> bool:
+    """Return whether the GPU that a fault's *part* names is one that no process of *workers* has open, though they have others open.
+
+    CUDA opens every visible GPU: one that is not open is hidden from the job. False where that is not known: while a worker has not opened
+    any yet, or has exited.
+    """
+    gpu, workers = _gpus(root).get(_bus_address(part) or ""), list(workers)
+    if gpu is None or not workers or any(one.exited or not one.pid for one in workers):
+        return False
+    opened = [{minor for pid in _processes_of(one) for minor in _open_gpus(pid, root)} for one in workers]
+    return all(opened) and gpu.minor not in set().union(*opened)
+
+
+def _processes_of(worker: Worker) -> list[int]:
+    """Return the process of *worker* and those that it began."""
+    processes = [worker.pid or 0]
+    for pid in processes:
+        if len(processes) < MAX_PROCESSES:
+            processes += [child for child in children_of(pid) if child not in processes]
+    return processes
+
+
 def _bus_address(text: str) -> str | None:
     """Return a GPU's address on its bus, without domain and function, in one form."""
     found = _BUS.search(text)
@@ -60,10 +82,7 @@ def _gpus(root: Path) -> dict[str, _Gpu]:
 
 def _computes_on(worker: Worker, bus: str, gpus: Mapping[str, _Gpu], named: set[int], root: Path) -> bool:
     """Return whether *worker* computes on the GPU at *bus*: CUDA opens every visible GPU, and a rank uses one of them."""
-    processes = [worker.pid or 0]
-    for pid in processes:
-        if len(processes) < MAX_PROCESSES:
-            processes += [child for child in children_of(pid) if child not in processes]
+    processes = _processes_of(worker)
     if not named.isdisjoint(processes):
         return True
     gpu = gpus.get(bus)

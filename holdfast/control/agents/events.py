@@ -479,6 +479,8 @@ class NodeFaultSeen(AgentEvent):
     source: str
     on: list[Count] = Field(default_factory=list)
     """Ranks that compute on that device."""
+    idle: bool = False
+    """No process of any rank has that device open, though they have others open."""
 
 
 class NodeCounterIncreases(AgentEvent):

@@ -232,7 +232,7 @@ class JobFaults:
             generation=self.generations.number,
             step=fault.step,
             root=root,
-            evidence={**evidence, "source": fault.source or fault.entry.source},
+            evidence={**evidence, **({"idle": True} if fault.idle else {}), "source": fault.source or fault.entry.source},
         )
         self.log.recorder.add(row)
         self.history.remember([row])

@@ -93,7 +93,14 @@ class NodeFaultDedup:
             return None
         self._known[name, node, at] = None
         return Fault(
-            kind=name, at=at, node=node, quote=event.quote, signature=f"{name} {event.part}", source=event.source, device=event.part
+            kind=name,
+            at=at,
+            node=node,
+            quote=event.quote,
+            signature=f"{name} {event.part}",
+            source=event.source,
+            device=event.part,
+            idle=event.idle and not event.on,
         )
 
     def remember(self, faults: Iterable[tuple[str, str | None, float]]) -> None:

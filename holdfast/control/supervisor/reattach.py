@@ -263,7 +263,7 @@ def _incident(run: JobController, row: models.Incident, faults: list[models.Faul
 
 def _fault(row: models.FaultRecord) -> Fault:
     text = {name: str(row.evidence.get(name, "")) for name in ("quote", "signature", "detail", "source", "device")}
-    return Fault(kind=row.kind, at=row.at, node=row.node, rank=row.rank, step=row.step, **text)
+    return Fault(kind=row.kind, at=row.at, node=row.node, rank=row.rank, step=row.step, idle=row.evidence.get("idle") is True, **text)
 
 
 def _decided(row: models.DecisionRecord) -> Decision:

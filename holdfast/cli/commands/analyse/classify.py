@@ -19,7 +19,7 @@ from holdfast.cli.output import echo, hint
 from holdfast.detectors.catalogue import CATALOGUE, TAKES_NODE_OUT
 from holdfast.detectors.confirmation import acts_alone
 from holdfast.errors import NotReadable
-from holdfast.report.text.wording import count, plural, visible
+from holdfast.report.text.wording import plural, visible
 
 QUOTED: Final = 500
 """Characters of a line that a classification repeats."""
@@ -70,7 +70,7 @@ def _classify(log: IO[bytes], name: str, *, as_json: bool) -> None:
         return
     of_kinds = f" of {plural(len(found), 'kind')}:" if found else "."
     together = f" in {plural(number, 'event')}" if number < found.total() else ""
-    hint(f"{count(lines)} lines, {plural(found.total(), 'fault')}{together}{of_kinds}")
+    hint(f"{plural(lines, 'line')}, {plural(found.total(), 'fault')}{together}{of_kinds}")
     for kind, times in found.most_common():
         hint(f"  {times:>7}  {kind}: {CATALOGUE[kind].title}")
     if found:
@@ -81,12 +81,12 @@ def json_lines(page: Page) -> str:
     """Return the classification of *page*, one JSON object a line; that of a traceback is where its last line was read."""
     here = {fault.line: _json_line(fault) for fault in page.faults if page.first <= fault.line}
     earlier = "".join(_json_line(fault) for fault in page.faults if fault.line < page.first)
-    numbers: Iterable[int] = range(page.first, page.first + page.count)
-    if not here and not page.inside:
-        return earlier + "".join([f'{{"line": {number}{_BENIGN}' for number in numbers])
-    inside = page.inside
-    rest = (here.get(number) or ("" if number in inside else f'{{"line": {number}{_BENIGN}') for number in numbers)
-    return earlier + "".join(rest)
+    rows = [f'{{"line": {number}{_BENIGN}' for number in range(page.first, page.first + page.count)]
+    for number in page.inside:
+        rows[number - page.first] = ""
+    for number, row in here.items():
+        rows[number - page.first] = row
+    return earlier + "".join(rows)
 
 
 def _json_line(fault: Classification) -> str:

@@ -10,6 +10,7 @@ from holdfast.classify.explanation import explain
 from holdfast.cli.output import echo_facts, echo_json, heading, hint
 from holdfast.detectors.catalogue import CATALOGUE, KERNEL_LOG, SYSTEM_LOG, WORKER_OUTPUT
 from holdfast.errors import NotReadable
+from holdfast.report.text.wording import visible
 
 MOST: Final = 1 << 20
 """Bytes that are read from standard input."""
@@ -33,6 +34,7 @@ def explain_line(line: str, *, log: str | None, as_json: bool) -> int:
     if entry is not None:
         facts += [
             ("taken to be from", found.log if found.log != SYSTEM_LOG else "the log of a service or a scheduler"),
+            *([("together with", "\n".join(map(visible, found.context)))] if found.context else []),
             ("acts", (f"yes ({entry.recommended_action}): " if found.acts else "no: ") + found.reason.removeprefix("no: ")),
             ("what to do", entry.action),
             ("reference", entry.reference),
