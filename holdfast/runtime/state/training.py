@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from holdfast.runtime.checkpoint.storage import CheckpointReader
@@ -95,8 +96,21 @@ class Training:
         return {"model": nested, **tensors, tree_key(rank): tree.to_bytes(whole)}  # nested as `dcp_to_torch_save` returns it
 
     def rank_state(self) -> bytes:
-        """Return what each rank has of its own: random generators, and the position in the data."""
-        return tree.pickled(self._own_state())
+        """Return what each rank has of its own: random generators, the position in the data, running statistics of normalizations.
+
+        DDP copies the running statistics of rank 0 to all others before each forward pass, so those of another rank would change the run
+        if rank 0 is lost.
+        """
+        return tree.pickled({**self._own_state(), "statistics": [_flat(of_type) for of_type in self._running_statistics()]})
+
+    def _running_statistics(self) -> list[list[Tensor]]:
+        """Return the buffers of normalizations that track what they see, by type: a copy of each type is one copy from the device."""
+        found: dict[torch.dtype, list[Tensor]] = {}
+        for module in self.model.modules():
+            if isinstance(module, _NormBase):
+                for one in module.buffers(recurse=False):
+                    found.setdefault(one.dtype, []).append(local_of(one).detach())
+        return list(found.values())
 
     def transferable_state(self) -> tuple[dict[str, Tensor], bytes]:
         """Return what a rank sends to a process that takes its place: the tensors themselves by key, and everything else as bytes."""
@@ -185,6 +199,10 @@ class Training:
         if self.data is not None and state["data"] is not None:
             self.data.load_state_dict(state["data"])
         rng.apply(state["rng"])
+        with torch.no_grad():
+            for flat, places in zip(state["statistics"], self._running_statistics(), strict=True):
+                for place, value in zip(places, flat.split([one.numel() for one in places]), strict=True):
+                    place.copy_(value.view(place.shape))
 
     def load_state(self, rest: bytes, found: Mapping[str, Tensor]) -> None:
         """Load what `transferable_state` returned: *found* are its tensors, this process's own where they could be filled."""
@@ -338,6 +356,11 @@ def _with_scalars_on_host(named: dict[str, Any]) -> dict[str, Any]:
         return named
     moved = {name: {**named["state"][name], **{key: named["state"][name][key].cpu() for key in keys}} for name, keys in away.items()}
     return {**named, "state": {**named["state"], **moved}, ON_DEVICE: away}
+
+
+def _flat(tensors: list[Tensor]) -> Tensor:
+    """Return all elements of *tensors*, which have one type, in memory of the host."""
+    return torch.cat([one.reshape(-1) for one in tensors]).cpu()
 
 
 def _description(name: str, value: Tensor) -> str:
