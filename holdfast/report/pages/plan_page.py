@@ -39,7 +39,11 @@ THIN: Final = 2e-5
 _WIDE: Final = DrawingBox(width=1000, height=0, left=190, right=84, top=8, bottom=44)
 _NARROW: Final = DrawingBox(width=350, height=0, left=2, right=84, top=4, bottom=44)
 _MARGIN: Final = 6
-_NOTE: Final = "A projection, not a measurement: the phase times were published for other systems."
+_NOTE: Final = (
+    "A projection, not a measurement: the phase times were published for other systems. Pictures show means of all runs, tables medians."
+)
+_CHOICES: Final = frozenset({"spare nodes", "hot spares", "checkpoint interval", "policy"})
+"""Tables of which one row is recommended."""
 Size = Literal["wide", "narrow"]
 
 
@@ -59,14 +63,13 @@ def page(plan: JobPlan, sizes: PlanSweep) -> bytes:
     text = render(
         "plan.html.j2",
         who=f"{request.gpus:,} GPUs",
-        sentence=f"{plan.spares.best.label} spare nodes, {plan.hot_spares.best.label} of them warm, a checkpoint every "
-        f"{plan.interval.best.label}, policy {plan.policy.best.label}.",
+        sentence=f"{_spares(plan)}, a checkpoint every {plan.interval.best.label}, policy {plan.policy.best.label}.",
         span=f"{SYSTEMS[best.result.system].title}; faults {source}; {wording.plural(request.runs, 'run')} of "
         f"{wording.duration(86_400 * request.days)}.",
-        note=_NOTE,
+        note=f"{plan.caveat()} {_NOTE}".strip(),
         tiles=[
-            Tile(label="ETTR", value=_percent(spread(lambda run: run.ettr)), note="of the time in steps that were kept"),
-            Tile(label="Goodput", value=_percent(spread(lambda run: run.goodput)), note="of the job's GPU time in steps that were kept"),
+            _share_tile("ETTR", spread(lambda run: run.ettr), "of the time in steps that were kept"),
+            _share_tile("Goodput", spread(lambda run: run.goodput), "of the job's GPU time in steps that were kept"),
             Tile(label="Wasted", value=_hours(best.wasted.median), note="GPU-hours a week, those of idle nodes included"),
             Tile(
                 label="Interrupted",
@@ -78,6 +81,17 @@ def page(plan: JobPlan, sizes: PlanSweep) -> bytes:
         tables=tables,
     )
     return text.encode("utf-8", "backslashreplace")
+
+
+def _spares(plan: JobPlan) -> str:
+    count, warm = int(plan.spares.best.value), int(plan.hot_spares.best.value)
+    return f"{wording.plural(count, 'spare node')}, {warm} of them warm" if count else "No spare nodes"
+
+
+def _share_tile(label: str, spread: Spread, note: str) -> Tile:
+    """Return a tile whose range is in its note, as it would not fit into the value."""
+    low, high = wording.share(spread.low), wording.share(spread.high)
+    return Tile(label=label, value=wording.share(spread.median), note=note if low == high else f"{note}; {low} to {high} in single runs")
 
 
 def _between(point: PlanPoint) -> float | None:
@@ -132,7 +146,7 @@ def _bars(name: str, sweep: PlanSweep, found: Sequence[Mapping[str, float]], siz
     left = (_MARGIN - on.box.left) / on.box.columns if wide else 0.0
     for row, (point, some, total) in enumerate(zip(sweep.points, found, totals, strict=True)):
         parts = [BarPart(size=part, color=_color(cause), tip=f"{_label(cause)}: {_share(part)}") for cause, part in some.items()]
-        height = named_bar(on, parts, row, wide=wide, total=_share(total))
+        height = named_bar(on, parts, row, wide=wide, total=_share(total) + (" (cut)" if total > limit else ""))
         place = axes.get_yaxis_transform()
         axes.text(left, height, shortened(point.label), transform=place, va="center_baseline", fontsize=12, color=SvgTheme.TEXT)
     on.axis_titles("wasted, of the job's GPU time")
@@ -143,10 +157,17 @@ def _bars(name: str, sweep: PlanSweep, found: Sequence[Mapping[str, float]], siz
 
 def _table(sweep: PlanSweep) -> tuple[str, str, Sequence[str], list[list[str]], list[int]]:
     """Return name, title, head, rows, and which columns are numbers."""
-    head = (sweep.name[:1].upper() + sweep.name[1:], "ETTR", "Goodput", "Lost a week", "Wasted a week", "Job failed")
+    head = (
+        sweep.name.removeprefix("checkpoint ").capitalize() if sweep.name != "GPUs" else sweep.name,
+        "ETTR",
+        "Goodput",
+        "Lost a week",
+        "Wasted a week",
+        "Job failed",
+    )
     rows = [
         [
-            point.label,
+            point.label + (" (recommended)" if sweep.name in _CHOICES and point is sweep.best else ""),
             _percent(point.result.spread(lambda run: run.ettr)),
             _percent(point.result.spread(lambda run: run.goodput)),
             _range(point.result.spread(lambda run: run.lost_per_week)),
@@ -168,7 +189,8 @@ def _range(spread: Spread) -> str:
 
 def _joined(texts: Iterable[str]) -> str:
     median, low, high = texts
-    return median if low == high else f"{median} ({low} to {high})"
+    bare = low.removesuffix(" h").removesuffix("%")  # the unit once, or the widest table does not fit
+    return median if low == high else f"{median} ({bare} to {high.removesuffix(' h').removesuffix('%')})"
 
 
 def _share(part: float) -> str:

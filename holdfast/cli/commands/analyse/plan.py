@@ -160,6 +160,9 @@ def _show(made: JobPlan, price: float | None) -> None:
     if price is not None:
         facts.append(("costs", f"{best.wasted.median * price:,.0f} a week at {price:g} a GPU-hour"))
     echo_facts(facts)
+    if caveat := made.caveat():
+        echo()
+        echo_wrapped(caveat, width=WIDTH)
     for sweep in (made.spares, made.hot_spares, made.interval, made.policy, made.systems, made.sensitivity):
         _show_sweep(sweep, marked=sweep.name not in {"system", "assumption"})
     echo()
