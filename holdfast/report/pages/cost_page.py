@@ -107,7 +107,8 @@ def _sentence(bill: Bill) -> str:
         return "No compute was held in this time."
     kept, lost = (wording.share(bill.hours(one) / bill.total_hours) for one in (TimeCategory.PRODUCTIVE, TimeCategory.LOST))
     if not bill.costs.steps_known:
-        return f"Of {hours(bill.total_hours)} of compute {lost} were lost to failures; no steps were reported, so what was kept is not known."
+        what = "no steps were reported, so what was kept is not known"
+        return f"Of {hours(bill.total_hours)} of compute {lost} were lost to failures; {what}."
     return f"Of {hours(bill.total_hours)} of compute {kept} went into steps that were kept, {lost} were lost to failures."
 
 
