@@ -108,5 +108,6 @@ def test_of_a_script_without_steps_nothing_is_claimed_that_nobody_knows(place: P
     assert "holdfast.session does" not in text
     bill = json.loads(place.done("cost", "silent", "--json")[1])
     assert bill["categories"]["steps unknown"] > 0
+    assert one.downtime_s is not None
     assert bill["categories"]["lost to failures"] * 3600 == pytest.approx(2 * one.downtime_s, abs=1e-3), "of both ranks, and no warm-up"
     gone(place)
