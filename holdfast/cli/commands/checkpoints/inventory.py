@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+import click
 from pydantic import ValidationError
 
 from holdfast.checkpoints.inventory import Inventory, SnapshotSet, snapshot_sets, stored_checkpoints, stored_snapshots
@@ -17,11 +18,12 @@ from holdfast.checkpoints.verify import MemoryVerifier, VerifierProcess, verify_
 from holdfast.cli.job_view import JobView, find_job, view_job
 from holdfast.cli.output import echo, echo_json, echo_table, echo_wrapped, heading, section
 from holdfast.cluster import open_cluster
+from holdfast.errors import HistoryError
 from holdfast.exit_codes import FAILED
 from holdfast.history import queries
 from holdfast.history.models import Checkpoint
 from holdfast.history.store import History
-from holdfast.report.text.wording import NOTHING, count, duration, plural, ranks, size
+from holdfast.report.text.wording import NOTHING, count, duration, plural, ranks, size, visible
 from holdfast.runtime.checkpoint_verifier.findings import Findings, StoredCheckpoint
 from holdfast.spec import TrainingJob
 from holdfast.stored_job import checkpoint_directory, recorded_cluster
@@ -59,14 +61,14 @@ def _inspect(job: str | None, *, verify: bool, as_json: bool) -> int:
     with closing(History.open(create=False)) as history:
         view = view_job(history, find_job(history, job))
         report = CheckpointReport(view, gather(view, verify=verify))
-        if not verify:
-            recall_findings(history, report.found.disk)
-        if as_json:
-            echo_json(as_record(report))
-        else:
-            show(report)
         if verify:
-            record_findings(history, report)
+            record_findings(history, report)  # first: whoever reads the output may leave in the middle of it
+        else:
+            recall_findings(history, report.found.disk)
+    if as_json:
+        echo_json(as_record(report))
+    else:
+        show(report)
     return 0 if report.found.sound else FAILED
 
 
@@ -102,11 +104,15 @@ def record_findings(history: History, report: CheckpointReport) -> None:
             continue
         generation = one.manifest.generation if one.manifest else 0
         row = Checkpoint(job_id=job.job.id, at=time.time(), step=one.step, generation=generation, path=str(one.path), problem=one.flaw)
-        row.reason = f"{one.findings.broken[0]} (`holdfast checkpoint verify`)" if one.flaw else "intact (`holdfast checkpoint verify`)"
+        row.reason = one.findings.broken[0] if one.flaw else "found intact by `holdfast checkpoint verify`"
         rows.append(row)
-    if rows:
+    if not rows:
+        return
+    try:
         with history.session() as session:
             session.add_all(rows)
+    except HistoryError as error:
+        click.echo(visible(f"the result is not recorded, so `holdfast checkpoint ls` will not know it: {error}"), err=True)
 
 
 def recall_findings(history: History, disk: Sequence[StoredCheckpoint]) -> None:
@@ -116,7 +122,7 @@ def recall_findings(history: History, disk: Sequence[StoredCheckpoint]) -> None:
         if known.problem in FLAWS and one.complete:
             one.flaw = "checkpoint-corrupt"
             when = duration(max(0.0, time.time() - known.at))
-            one.findings.broken.append(f"found {when} ago: {known.reason}. `holdfast checkpoint verify` reads it again")
+            one.findings.broken.append(f"found {when} ago: {known.reason}; `holdfast checkpoint verify` reads it again")
 
 
 def _known_findings(history: History, disk: Sequence[StoredCheckpoint]) -> dict[str, Checkpoint]:
@@ -249,7 +255,7 @@ def _absent(report: CheckpointReport) -> Iterator[str]:
         yield "disk: no checkpoint"
     if not found.verified:
         if any(one.complete for one in found.disk):
-            yield "disk: not verified, complete by names and sizes; `holdfast checkpoint verify` reads every byte"
+            yield "complete: by names and sizes, not verified; `holdfast checkpoint verify` reads every byte"
         yield from (f"{one.path.name}: {why}" for one in found.disk for why in one.findings.broken)
         yield from (f"memory, step {count(one.step)}: {one.missing}" for one in found.memory if one.missing)
     yield from (f"memory of {node} is unreachable: {why}" for node, why in sorted(found.unreachable.items()))
