@@ -50,19 +50,19 @@ _CHECKPOINT_KINDS: Final[tuple[Row, ...]] = (
         "checkpoint-disk-full",
         "A checkpoint could not be written: no space left",
         RecommendedAction.MONITOR,
-        "free space or lower `checkpoint.keep`; training continues and the next save tries again",
+        "free space or lower `checkpoint.keep`; each later save tries again, but after the last one the final state is lost",
     ),
     (
         "checkpoint-read-only",
         "A checkpoint could not be written: the directory is read-only or forbidden",
         RecommendedAction.MONITOR,
-        "fix the mount or the permissions; training continues and the next save tries again",
+        "fix the mount or the permissions; each later save tries again, but after the last one the final state is lost",
     ),
     (
         "checkpoint-write-failed",
         "A checkpoint could not be written",
         RecommendedAction.MONITOR,
-        "see the reason; training continues and the next save tries again",
+        "see the reason; each later save tries again, but after the last one the final state is lost",
     ),
     (
         "checkpoint-backlog",

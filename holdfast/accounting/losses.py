@@ -40,6 +40,11 @@ class FailureCosts:
         """Return the effective training time ratio, productive seconds over wall seconds; None if no step is known."""
         return self.productive_s / self.wall_s if self.productive_s and self.wall_s else None
 
+    @property
+    def steps_known(self) -> bool:
+        """Return whether any of the jobs reported a step: without, nobody knows what was productive."""
+        return self.steps_lost is not None
+
     @classmethod
     def of(cls, timeline: JobTimeline, ledger: Ledger, *, since: int | None = None) -> Self:
         """Return the costs of the job with *timeline* and *ledger*, from *since* on if given (microseconds since 1970)."""

@@ -24,7 +24,7 @@ class GenerationSpan:
     at: int
     devices: int
     first_step_at: int | None = None
-    """Its first step, or for scripts that report none the start of all ranks."""
+    """Its first step, or for scripts that report none the launch of its ranks."""
     snapshots: float = 0.0
     """Share of its step time that snapshots took."""
 

@@ -101,12 +101,13 @@ class TimelineReader:
         resumed_after = {one.number: one.resumed_step for one in rows if one.resumed_step is not None}
         steps = self._steps(job, resumed_after) if with_steps else {}
         shares = self._snapshot_shares(job.id)
+        reports_steps = bool(steps) or self._has_steps(job.id)
         generations = [
             GenerationSpan(
                 number=one.number,
                 at=_micros(one.at),
                 devices=self._devices(one.world_size, one.ranks),
-                first_step_at=None if one.first_step_at is None else _micros(one.first_step_at),
+                first_step_at=_work_begun(one, job, reports_steps=reports_steps),
                 snapshots=shares.get(one.number, 0.0),
             )
             for one in rows
@@ -119,7 +120,7 @@ class TimelineReader:
             generations=generations,
             incidents=self._incidents(job),
             steps=steps,
-            reports_steps=bool(steps) or self._has_steps(job.id),
+            reports_steps=reports_steps,
             saves=self._saves(job.id),
             spares=list(self._spares(job, rows)),
             suspensions=list(self._suspensions(job)),
@@ -303,6 +304,16 @@ def _last_report(session: Session, job: str) -> float | None:
     step = session.exec(select(func.max(StepRecord.at)).where(col(StepRecord.job_id) == job)).first()
     generation = session.exec(select(func.max(Generation.at)).where(col(Generation.job_id) == job)).first()
     return max((at for at in (step, generation) if at is not None), default=None)
+
+
+def _work_begun(generation: Any, job: KnownJob, *, reports_steps: bool) -> int | None:  # noqa: ANN401 (some columns of a generation)
+    """Return when *generation* began its work, in microseconds; None while it starts.
+
+    Of a script that reports no steps nobody knows when it trained: its ranks ran from their launch on, as soon as the job runs at all.
+    """
+    if generation.first_step_at is not None:
+        return _micros(generation.first_step_at)
+    return None if reports_steps or job.state == "LAUNCHING" else _micros(generation.at)
 
 
 def recovered_at(incident: Any, end: float) -> float:  # noqa: ANN401 (some columns of an incident)

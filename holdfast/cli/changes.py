@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sqlmodel import SQLModel
 
-from holdfast.cli.job_view import WARNINGS, JobView, last_step_of, newest_complete, ranks_by_node
+from holdfast.cli.job_view import WARNINGS, JobView, failed_save, last_step_of, newest_complete, ranks_by_node
 from holdfast.cli.node_view import NodeRecords, cluster_name, nodes_of
 from holdfast.cli.recovery_view import Recovery, phase_times
 from holdfast.history import queries
@@ -78,13 +78,13 @@ class JobFollower:
         if from_now:
             self.poll()
 
-    def poll(self) -> tuple[list[JobChange], JobView]:
-        """Return what is new, oldest first, and the present view of the job."""
+    def poll(self, *, full: bool = False) -> tuple[list[JobChange], JobView]:
+        """Return what is new, oldest first, and the present view of the job; a *full* one reads everything, however recent the last one."""
         now = time.time()
         move = queries.state_of(self._history, self._job.id)
         self._view = dataclasses.replace(self._view, at=now, move=move, steps=self._newest_steps())
         moved = move is not None and move.id not in self._seen
-        if not moved and self._view.incident is None and now < self._next_full:
+        if not full and not moved and self._view.incident is None and now < self._next_full:
             return [], self._view
         self._next_full = now + FULL_INTERVAL
         return self._poll_all()
@@ -118,6 +118,7 @@ class JobFollower:
             generation=newest,
             until=last_step_of(generations),
             checkpoint=newest_complete(checkpoints),
+            failed_save=failed_save(checkpoints),
             snapshots=queries.newest_snapshots(history, job),
             memory_fault=queries.newest_fault(history, job, memory.FAULTS),
             warnings=queries.faults_within(history, job, newest.number, WARNINGS) if newest else (),
@@ -256,7 +257,10 @@ def _end_facts(view: JobView, costs: str) -> Iterator[tuple[str, str]]:
     if costs:
         yield "incidents", f"{count(len(view.incidents)) if view.incidents else 'none'}: {costs}"
     if saved := view.checkpoint:
-        yield "checkpoint", f"step {count(saved.step)}, {saved.path}"
+        of = f" of {count(view.until)}" if view.until else ""
+        yield "checkpoint", f"step {count(saved.step)}{of}, {saved.path}"
+    if view.not_saved:
+        yield "NOT SAVED", view.not_saved
     if view.flow_run_url:
         yield "Prefect", view.flow_run_url
 

@@ -251,6 +251,8 @@ class Frame:
             yield Section(priority=7, lines=_row("checkpoint", text, width, most=1))
         elif view.step is not None:
             yield Section(priority=7, lines=_row("checkpoint", "none yet", width, most=1))
+        if view.not_saved:
+            yield Section(priority=7, lines=_row("not saved", view.not_saved, width, most=2, style="yellow"))
         if view.risk:
             yield Section(priority=6, lines=_row("at risk", view.risk, width, most=2))
 

@@ -37,6 +37,8 @@ WARNINGS: Final = (
     "copies-differ",
 )  # fmt: skip
 """FaultRecord kinds that training continues through and that concern the training itself."""
+NOT_WRITTEN: Final = frozenset({"checkpoint-disk-full", "checkpoint-read-only", "checkpoint-write-failed"})
+"""FaultRecord kinds of checkpoints that could not be written."""
 FIRST_STEPS: Final = 5.0
 """Seconds within which the steps of a job that has just begun to run reach the history."""
 SIZE_UNITS: Final[tuple[Literal["tokens"], Literal["samples"]]] = ("tokens", "samples")
@@ -75,6 +77,8 @@ class JobView:
     """The newest steps, oldest first."""
     checkpoint: Checkpoint | None = None
     """The newest complete one."""
+    failed_save: Checkpoint | None = None
+    """The newest one that could not be written, if no later step was saved."""
     snapshots: Snapshots | None = None
     """In-memory snapshots of the newest generation."""
     memory_fault: FaultRecord | None = None
@@ -220,7 +224,7 @@ class JobView:
         if self.step is not None or self.move is None or self.state != "RUNNING" or self.at - self.move.at < FIRST_STEPS:
             return ""
         logs = f"`holdfast logs {self.job.name} --follow` shows the script's output"
-        return f"no steps are reported: use `holdfast.session` or `holdfast.heartbeat`; {logs}"
+        return f"none reported: `holdfast.heartbeat(step, loss)` in the script adds progress, ETTR and hang detection; {logs}"
 
     @property
     def integration(self) -> str:
@@ -231,6 +235,8 @@ class JobView:
     @property
     def no_snapshots(self) -> str:
         """Return why there is no in-memory snapshot; empty where there is one, or where the reason is unknown."""
+        if self.step is None and self.snapshots is None and self.memory_fault is None:
+            return ""  # whether the script has a session shows with its first step
         return memory.why_none(self.snapshots, self.memory_fault, self.job.spec, ended=self.ended)
 
     @property
@@ -260,6 +266,16 @@ class JobView:
         if row is None or row.step is None:
             return self.no_snapshots
         return memory.last(row) if self.ended else memory.newest(row, self.memory_fault, self.job.spec, self.at)
+
+    @property
+    def not_saved(self) -> str:
+        """Return as text which step could not be saved, why, and what there is instead; empty where a later step was saved."""
+        failed = self.failed_save
+        if failed is None or failed.step is None:
+            return ""
+        final = "the final state, " if self.ended and self.step is not None and failed.step >= self.step.step else ""
+        newest = f"the newest checkpoint is that of step {count(self.checkpoint.step)}" if self.checkpoint else "there is no checkpoint"
+        return f"{final}step {count(failed.step)}: {failed.problem}: {failed.reason}; {newest}"
 
     @property
     def risk(self) -> str:
@@ -311,6 +327,7 @@ class JobView:
             "tokens_per_s": self.size_rate("tokens"),
             "eta_s": self.eta,
             "checkpoint": {"step": checkpoint.step, "path": checkpoint.path, "at": checkpoint.at} if checkpoint else None,
+            "failed_save": self.failed_save.model_dump(include={"step", "path", "at", "problem", "reason"}) if self.failed_save else None,
             "snapshots": memory_record,
             "no_snapshots": self.no_snapshots or None,
             "integration": self.integration or None,
@@ -364,6 +381,7 @@ def view_jobs(history: History, jobs: Sequence[Job]) -> list[JobView]:
                 until=last_step_of(generations[job.id]),
                 steps=steps.get(job.id, []),
                 checkpoint=newest_complete(checkpoints[job.id]),
+                failed_save=failed_save(checkpoints[job.id]),
                 snapshots=snapshots[job.id][-1] if snapshots[job.id] else None,
                 memory_fault=next((one for one in reversed(faults[job.id]) if one.kind in memory.FAULTS), None),
                 warnings=warnings_of(generation, faults[job.id]),
@@ -399,8 +417,19 @@ def last_step_of(generations: Sequence[Generation]) -> int | None:
 
 def newest_complete(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
     """Return the newest complete checkpoint; one that was found corrupt later does not count."""
-    corrupt = {one.path for one in checkpoints if one.problem}
-    return next((one for one in reversed(checkpoints) if not one.problem and one.path not in corrupt), None)
+    in_order = sorted(checkpoints, key=lambda one: one.at)
+    newest_of_path = {one.path: one for one in in_order}  # a step that is made again after a recovery is written again
+    return next((one for one in reversed(in_order) if newest_of_path[one.path] is one and not one.problem), None)
+
+
+def failed_save(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
+    """Return the newest checkpoint that could not be written, unless a step as new is saved: training may have continued without it."""
+    saved = newest_complete(checkpoints)
+    in_order = sorted(checkpoints, key=lambda one: one.at)
+    failed = next((one for one in reversed(in_order) if one.problem in NOT_WRITTEN and one.step is not None), None)
+    if failed is None or failed.step is None or (saved is not None and (saved.step or 0) >= failed.step):
+        return None
+    return failed
 
 
 def live_jobs(history: History) -> list[Job]:

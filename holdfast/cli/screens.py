@@ -120,7 +120,7 @@ class PlainLines:
             self.show_change(progress_change(view))
         self._show_recovery(view)
         if view.no_steps:
-            self._once("silent", view.no_steps)
+            self._once("silent", f"steps {view.no_steps}")
 
     def _show_recovery(self, view: JobView) -> None:
         """Write now and then how far a recovery has got that takes long."""

@@ -121,7 +121,7 @@ class JobWatcher:
         try:
             if status is not None or time.monotonic() >= self._next_poll or closely:
                 self._next_poll = time.monotonic() + HISTORY_INTERVAL
-                self._poll()
+                self._poll(full=status is not None)  # the last save is recorded after the transition that ended the job
         except HistoryError as error:
             if not self._history_failed:
                 self.show("notice", f"cannot read the history now; retrying. The job does not need it. {error}")
@@ -148,13 +148,13 @@ class JobWatcher:
             return view.ended
         return view.holder is None and time.time() - view.move.at > CLOSING
 
-    def _poll(self) -> None:
+    def _poll(self, *, full: bool = False) -> None:
         self.job = self.job or self._submission()
         if self.job is None:
             return
         if self._follower is None:
             self._follower = JobFollower(self.history, self.job, from_now=self.from_now)
-        changes, view = self._follower.poll()
+        changes, view = self._follower.poll(full=full)
         self.view = view
         if view.flow_run_url not in {"", self._linked}:
             self._linked = view.flow_run_url

@@ -310,6 +310,11 @@ def checkpoints(history: History, job_id: str) -> list[Checkpoint]:
     return _rows(history, Checkpoint, col(Checkpoint.job_id) == job_id)
 
 
+def checkpoints_at(history: History, paths: Collection[str]) -> list[Checkpoint]:
+    """Return what any job recorded of the checkpoints at these *paths*, oldest first: jobs of the same name share their folder."""
+    return _rows(history, Checkpoint, col(Checkpoint.path).in_(paths), order=col(Checkpoint.at))
+
+
 def snapshots(history: History, job_id: str) -> list[Snapshots]:
     """Return the records of the job's in-memory snapshots, one row per generation that reported any."""
     return _rows(history, Snapshots, col(Snapshots.job_id) == job_id, order=col(Snapshots.generation))

@@ -14,7 +14,8 @@ from holdfast.report.text.wording import NOTHING, duration, moment, plural, shar
 Table = tuple[tuple[str, ...], list[list[str]]]
 """Head and rows."""
 
-NO_STEPS: Final = "not known: no steps are reported"
+NOT_KNOWN: Final = "not known"
+NO_STEPS: Final = f"{NOT_KNOWN}: no steps are reported"
 PHASE_MEANING: Final = {
     UNFINISHED: "time spent on the step that the fault interrupted",
     UNRECORDED: "downtime without a recorded phase",
@@ -114,11 +115,12 @@ def sample_text(mean: Mean, one: str) -> str:
 
 def categories(bill: Bill) -> Table:
     """Return the time by category."""
-    rows = [
-        [one.value, hours(bill.hours(one)), _part(bill.hours(one), bill.total_hours), MEANING[one]]
-        for one in TimeCategory
-        if bill.hours(one) or one in {TimeCategory.PRODUCTIVE, TimeCategory.LOST}
-    ]
+    rows = []
+    for one in TimeCategory:
+        if one is TimeCategory.PRODUCTIVE and bill.total_hours and not bill.costs.steps_known:
+            rows.append([one.value, NOT_KNOWN, NOTHING, MEANING[one]])
+        elif bill.hours(one) or one in {TimeCategory.PRODUCTIVE, TimeCategory.LOST}:
+            rows.append([one.value, hours(bill.hours(one)), _part(bill.hours(one), bill.total_hours), MEANING[one]])
     total = ["all", hours(bill.total_hours), _part(bill.total_hours, bill.total_hours), ""]
     return ("CATEGORY", _time(bill), "SHARE", "MEANING"), [*rows, total]
 
@@ -171,6 +173,8 @@ def jobs(bill: Bill) -> Table:
     for one in bill.jobs:
         total = one.ledger.sum().hours
         parts = [_part(one.ledger.sum(part).hours, total) for part in (TimeCategory.PRODUCTIVE, TimeCategory.LOST, TimeCategory.SPARE)]
+        if not one.costs.steps_known:
+            parts[0] = NOT_KNOWN
         rows.append([one.job.name, one.job.state, hours(total), *parts, str(one.incidents), one.job.id])
     return ("JOB", "STATE", _time(bill), "PRODUCTIVE", "LOST", "IDLE", "INCIDENTS", "ID"), rows
 

@@ -23,7 +23,7 @@ _COMPARED: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextStep:
-    """Why something should be done, and the *arguments* of the command that does it, quoted for a shell."""
+    """Why something should be done, and the *arguments* of the command that does it, quoted for a shell, or a line for the script."""
 
     text: str
     arguments: tuple[str, ...]
@@ -86,8 +86,8 @@ def _about_nodes(job: Job, bill: Bill, statuses: Mapping[str, NodeStatusChange])
 def _about_losses(job: Job, bill: Bill, cases: Sequence[IncidentCase]) -> Iterator[NextStep]:
     total = bill.total_hours
     if total and bill.costs.steps_lost is None:
-        text = "The script reports no steps, so ETTR and lost steps are unknown. Call `holdfast.heartbeat(step, loss)` once per step"
-        yield NextStep(text=text, arguments=_arguments("faults", "show", "job-hang"))
+        text = "The script reports no steps, so ETTR and lost steps are not known. Call this once per step in the script"
+        yield NextStep(text=text, arguments=("holdfast.heartbeat(step, loss)",))
     again, saves = bill.phases.get(ROLLBACK, 0.0), bill.hours(TimeCategory.CHECKPOINTS)
     if total and max(again, saves) > _NOTABLE * total:
         what = "were spent on steps computed a second time" if again >= saves else "were spent on checkpoints that stop training"

@@ -21,7 +21,7 @@ from holdfast.cluster.local import LocalNodes
 from holdfast.control.agents.pool import AgentPool
 from holdfast.control.config.worker_env import token_of
 from holdfast.errors import NotReadable, UnknownJob
-from holdfast.history.models import Generation, JobTransition, StepRecord
+from holdfast.history.models import Checkpoint, Generation, JobTransition, StepRecord
 from holdfast.history.store import History
 from holdfast.host.process import mark_of
 from holdfast.memstore import shared_memory, store_folders
@@ -234,6 +234,32 @@ def test_bits_and_bytes_that_changed_are_found_by_reading(here: Command, scene: 
     assert mentions(damaged, page.name, "node-1", "label"), "nobody knows then of which step it was"
     assert mentions(in_memory, "'model.0.weight'", "rank 0", "memory", "disk")
     assert output["recovery"]["step"] == 11
+
+
+def test_what_a_verification_found_is_remembered(here: Command, scene: Scene) -> None:
+    """The list says it until a verification finds the checkpoint intact again, and claims no check that was not made."""
+    shown = here("checkpoint", "ls", "gpt").stdout
+    assert mentions(" ".join(shown.split()), "not verified", "holdfast checkpoint verify")
+    disk = biggest(scene.made.directory / "step-00000012")
+    intact = disk.read_bytes()
+    flip_a_bit(disk)
+    assert record(here, "verify", status=1)["disk"][0]["status"] == "corrupt"
+    output = record(here, status=1)
+    assert [one["status"] for one in output["disk"]] == ["corrupt", "complete"]
+    assert mentions(output["disk"][0]["broken"][0], disk.name, "SHA-256", "holdfast checkpoint verify")
+    assert output["recovery"]["step"] == 11
+    disk.write_bytes(intact)
+    assert record(here, "verify")["disk"][0]["status"] == "complete"
+    assert [one["status"] for one in record(here)["disk"]] == ["complete", "complete"]
+
+
+def test_damage_in_an_earlier_checkpoint_of_a_step_says_nothing_of_a_later_one(here: Command, scene: Scene, book: History) -> None:
+    """It was removed and written again since."""
+    folder = scene.made.directory / "step-00000012"
+    row = Checkpoint(job_id=scene.author.job.id, at=1.0, step=12, generation=1, path=str(folder), problem="checkpoint-corrupt")
+    with book.session() as session:
+        session.add(row)
+    assert record(here)["disk"][0]["status"] == "complete"
 
 
 def test_a_bit_in_memory_is_found_by_reading(here: Command, scene: Scene) -> None:

@@ -70,6 +70,37 @@ def test_the_cost_of_a_running_job_is_shown(here: Command, running: Author) -> N
     assert here("cost", "gpt-small", "--since", "1s").returncode == 0
 
 
+def test_without_reported_steps_running_is_neither_startup_nor_lost(here: Command, book: History, tmp_path: Path) -> None:
+    """Of an unmodified script the launch and the downtime are known; what its ranks did in between is not, on any page."""
+    job = Author(book, "plain", time.time() - 100)
+    job.move("LAUNCHING", "submitted", seconds=0, event="submitted")
+    job.generation(1, {"n0": [0, 1]}, seconds=1, until=None)
+    job.move("RUNNING", "all 2 rank(s) run", seconds=20)  # as late as the flow of Prefect has started
+    job.incident(1, "worker-sigkill", "rank 1 on n0", seconds=30)
+    job.generation(2, {"n0": [0, 1]}, seconds=30.2, until=None)
+    job.move("COMPLETED", "all 2 rank(s) exited with status 0", seconds=50, event="finished", generation=2)
+    categories = json.loads(here("cost", "plain", "--json").stdout)["categories"]
+    spent = {name: round(hours * 3600, 2) for name, hours in categories.items() if hours}
+    assert spent == {"startup": 2.0, "steps unknown": 97.38, "lost to failures": 0.62}
+    text = here("cost", "plain").stdout
+    assert one_line_mentions(text, "productive", "not known")
+    assert not one_line_mentions(text, "productive", "0.0%")
+    assert here("cost", "plain", "-o", str(tmp_path / "cost.html")).returncode == 0
+    words = Page((tmp_path / "cost.html").read_text()).root.words
+    assert mentions(words, "no steps were reported", "what was kept is not known")
+    assert " 0.0% went into" not in words
+
+
+def test_a_job_that_launches_has_not_run(here: Command, book: History) -> None:
+    """Until its ranks run, all of its time is startup: they may still report steps."""
+    job = Author(book, "young", time.time() - 10)
+    job.move("LAUNCHING", "submitted", seconds=0, event="submitted")
+    job.generation(1, {"n0": [0, 1]}, seconds=1, until=None)
+    categories = json.loads(here("cost", "young", "--json").stdout)["categories"]
+    assert categories["startup"] > 0
+    assert categories["steps unknown"] == 0
+
+
 def test_an_empty_history_costs_nothing(here: Command) -> None:
     """Said, with what to do; programs get zeros."""
     done = here("cost")

@@ -161,6 +161,26 @@ def test_a_checkpoint_found_corrupt_is_not_the_newest(here: Command, running: Au
     assert json.loads(here("status", "gpt-small", "--json").stdout)["checkpoint"]["step"] == 100
 
 
+def test_a_final_state_that_was_not_saved_is_no_clean_success(here: Command, book: History) -> None:
+    """The summary and the status say so, with the reason and the newest checkpoint; a later save of the same step ends that."""
+    job = Author(book, "full", time.time() - 60)
+    job.generation(1, {"n0": [0, 1]}, seconds=1, until=192)
+    job.steps(1, 192, generation=1, seconds=2)
+    job.checkpoint(40, seconds=6)
+    job.checkpoint(192, seconds=22, problem="checkpoint-disk-full")
+    job.move("COMPLETED", "all 2 rank(s) exited with status 0", seconds=23, event="finished")
+    for command in ("status full --follow", "status full"):
+        text = here(*command.split()).stdout
+        assert one_line_mentions(text, "NOT SAVED", "final state", "step 192", "checkpoint-disk-full", "step 40"), text
+    assert one_line_mentions(here("status", "full", "--follow").stdout, "checkpoint", "step 40 of 192")
+    output = json.loads(here("status", "full", "--json").stdout)
+    assert (output["failed_save"]["step"], output["checkpoint"]["step"]) == (192, 40)
+    job.checkpoint(192, seconds=24)
+    output = json.loads(here("status", "full", "--json").stdout)
+    assert (output["failed_save"], output["checkpoint"]["step"]) == (None, 192)
+    assert "NOT SAVED" not in here("status", "full", "--follow").stdout
+
+
 def test_the_last_step_is_that_of_the_newest_generation(here: Command, running: Author) -> None:
     """One that has not reported it yet inherits it."""
     running.generation(4, {"n0": [0, 1]}, seconds=44, until=None)
@@ -304,8 +324,11 @@ def test_without_steps_the_status_names_the_logs(here: Command, book: History) -
     """A script without Holdfast's API trains as well, and reports no steps. A new job gets time to report the first."""
     author = Author(book, "plain", time.time() - 60)
     author.move("RUNNING", "all 2 rank(s) are at work", seconds=1)
-    words = "use `holdfast.session` or `holdfast.heartbeat`; `holdfast logs plain --follow` shows"
-    assert words in here("status", "plain").stdout
+    words = "`holdfast logs plain --follow` shows"
+    shown = here("status", "plain").stdout
+    assert one_line_mentions(shown, "step", "none reported", "holdfast.heartbeat")
+    assert words in shown
+    assert "snapshot" not in shown, "nobody knows yet whether the script has a session"
     author.move("RUNNING", "all 2 rank(s) are at work", seconds=59)
     assert words not in here("status", "plain").stdout
 

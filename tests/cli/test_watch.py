@@ -360,6 +360,43 @@ def test_following_an_ended_job_shows_its_end(running: Author, book: History) ->
     assert "job 'gpt-small' FAILED" in done.stdout
 
 
+def test_a_checkpoint_of_the_last_moment_is_in_the_summary(book: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is recorded after the transition that ended the job, and before the flow exits."""
+    monkeypatch.setattr(watching, "POLL_INTERVAL", 0.0)
+    job = Author(book, "cc", time.time() - 60)
+    job.generation(1, {"n0": [0, 1]}, seconds=1, until=960)
+    job.steps(1, 71, generation=1, seconds=2)
+    job.checkpoint(60, seconds=9)
+    job.move("CANCELLED", "ada asked the job to stop", seconds=50, event="stop-asked")
+    shown: list[JobChange] = []
+    lines = PlainLines()
+    monkeypatch.setattr(lines, "show_change", shown.append)
+    statuses = iter((None, 0))
+
+    class Flow:
+        """A flow that saves once more, and exits between two polls."""
+
+        pid = 1
+
+        def status(self) -> int | None:
+            """Return that it runs, then that it has exited; the checkpoint is recorded in between."""
+            status = next(statuses, 0)
+            if status is not None and not shown_checkpoints():
+                job.checkpoint(71, seconds=51)
+            return status
+
+        def release_lock(self) -> None:
+            """Do nothing: there is no lock."""
+
+    def shown_checkpoints() -> list[int | None]:
+        return [one.step for one in queries.checkpoints(book, job.job.id) if one.step == 71]
+
+    watcher = JobWatcher(book, lines, flow=Flow(), job=job.job)  # type: ignore[arg-type]
+    watcher.until_the_end(Signals())
+    (end,) = [one for one in shown if one.event == "end"]
+    assert one_line_mentions(end.text, "checkpoint", "step 71 of 960"), end.text
+
+
 def test_the_curve_of_the_loss_spans_its_own_range() -> None:
     """Lowest and highest block for lowest and highest loss; a dot for NaN."""
     assert sparkline([4.0, 3.0, 2.0, 1.0], 10) == "█▆▃▁"

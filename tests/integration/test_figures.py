@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import closing
 from pathlib import Path
@@ -103,4 +104,10 @@ def test_of_a_script_without_steps_nothing_is_claimed_that_nobody_knows(place: P
     )
     assert re.search(rf"incidents +1: {re.escape(measured)}$", said, re.MULTILINE), said
     assert " 0 steps" not in said + text
+    assert "reported no step" not in said, "it printed its steps, was recovered and went on: nothing is suspicious"
+    assert "holdfast.session does" not in text
+    bill = json.loads(place.done("cost", "silent", "--json")[1])
+    assert bill["categories"]["steps unknown"] > 0
+    assert one.downtime_s is not None
+    assert bill["categories"]["lost to failures"] * 3600 == pytest.approx(2 * one.downtime_s, abs=1e-3), "of both ranks, and no warm-up"
     gone(place)

@@ -469,6 +469,30 @@ def test_next_steps_follow_from_what_happened(parsed: Parsed, name: str, command
     assert not [one for one in found if one.startswith(others)]
 
 
+def test_a_script_without_steps_gets_the_call_that_it_lacks(parsed: Parsed) -> None:
+    """And no page of the fault catalogue that says nothing about it; the time of its ranks is not known."""
+    root = parsed("unmanaged")
+    commands = [one.words for one in root.find("code", class_="command")]
+    assert "holdfast.heartbeat(step, loss)" in commands
+    assert "holdfast faults show job-hang" not in commands
+    assert "steps unknown" in sections(root)["goodput"].words
+
+
+def test_code_in_a_next_step_is_drawn_as_code(history: History, tmp_path: Path) -> None:
+    """The cure of a fault quotes commands and settings between backticks, which no page shows."""
+    quoted = next(kind for kind, entry in CATALOGUE.items() if "`" in entry.action)
+    on = filled.launched(history)
+    on.train(10)
+    incident = on.suffer(1, [on.fault(quoted, "rank 0", root=True)], detect=0.03, reason="it failed")
+    incident.kind, incident.outcome, incident.closed_at = quoted, "failed", on.clock
+    on.move("failed", "FAILED", "it failed")
+    target = tmp_path / "report.html"
+    write_report(history, on.write(), target)
+    (steps,) = Page(target.read_text()).root.find("ol", class_="steps")
+    assert steps.find("code"), steps.words
+    assert "`" not in steps.words
+
+
 def test_only_nodes_that_this_job_lost_or_released_are_a_next_step(history: History) -> None:
     """A lost node is tested, a released one is looked at, and what other jobs say of their nodes is theirs."""
     begun = filled.launched(history)

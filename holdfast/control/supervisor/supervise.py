@@ -328,8 +328,8 @@ def _note_end_without_steps(run: JobController) -> None:
         return
     started = [rank.started for rank in run.generations.state.ranks.values() if rank.started is not None]
     seconds = time.time() - min(started, default=time.time())
-    if run.generations.best or seconds >= SOON:
-        return
+    if run.generations.best or seconds >= SOON or run.generations.number > 1 or run.generations.state.startup() is not None:
+        return  # it took its time, was recovered, or printed something: then it has worked, whether it reports steps or not
     logs = f"`holdfast logs {run.job.name}`" if run.agents.source.remote else str(log_directory(run.job))
     run.log.record_event(
         f"every rank exited with status 0 within {seconds:.1f} s and reported no step. If that was not the whole job, see why in {logs}"

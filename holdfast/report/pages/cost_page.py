@@ -106,6 +106,9 @@ def _sentence(bill: Bill) -> str:
     if not bill.total_hours:
         return "No compute was held in this time."
     kept, lost = (wording.share(bill.hours(one) / bill.total_hours) for one in (TimeCategory.PRODUCTIVE, TimeCategory.LOST))
+    if not bill.costs.steps_known:
+        what = "no steps were reported, so what was kept is not known"
+        return f"Of {hours(bill.total_hours)} of compute {lost} were lost to failures; {what}."
     return f"Of {hours(bill.total_hours)} of compute {kept} went into steps that were kept, {lost} were lost to failures."
 
 
@@ -153,7 +156,8 @@ def goodput_rows(bill: Bill) -> list[tuple[SvgTheme, str, str, str, str]]:
 def category_bar(bill: Bill, size: Size) -> Markup:
     """Return the bar of all time by category, for a *wide* or a *narrow* screen; it needs no name."""
     kept, lost = bill.hours(TimeCategory.PRODUCTIVE), bill.hours(TimeCategory.LOST)
-    text = f"Of {hours(bill.total_hours)} {hours(kept)} were productive and {hours(lost)} lost to failures. The tables have the numbers."
+    productive = f"{hours(kept)} were productive" if bill.costs.steps_known else "what was productive is not known"
+    text = f"Of {hours(bill.total_hours)} {productive}, and {hours(lost)} were lost to failures. The tables have the numbers."
     return _bars(bill, [("", _category_parts(bill))], size, f"cost-{size}", title="All hours by category", text=text)
 
 

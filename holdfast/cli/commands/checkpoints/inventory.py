@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+import click
 from pydantic import ValidationError
 
 from holdfast.checkpoints.inventory import Inventory, SnapshotSet, snapshot_sets, stored_checkpoints, stored_snapshots
@@ -17,13 +18,18 @@ from holdfast.checkpoints.verify import MemoryVerifier, VerifierProcess, verify_
 from holdfast.cli.job_view import JobView, find_job, view_job
 from holdfast.cli.output import echo, echo_json, echo_table, echo_wrapped, heading, section
 from holdfast.cluster import open_cluster
+from holdfast.errors import HistoryError
 from holdfast.exit_codes import FAILED
+from holdfast.history import queries
+from holdfast.history.models import Checkpoint
 from holdfast.history.store import History
-from holdfast.report.text.wording import NOTHING, count, duration, plural, ranks, size
+from holdfast.report.text.wording import NOTHING, count, duration, plural, ranks, size, visible
 from holdfast.runtime.checkpoint_verifier.findings import Findings, StoredCheckpoint
 from holdfast.spec import TrainingJob
 from holdfast.stored_job import checkpoint_directory, recorded_cluster
 
+FLAWS: Final = frozenset({"checkpoint-corrupt", "checkpoint-torn"})
+"""Kinds of damage in a checkpoint that was complete once."""
 HEAD: Final = ("TIER", "STEP", "LINEAGE", "STATE", "AGE", "SIZE", "WHERE")
 
 
@@ -54,7 +60,11 @@ def verify_checkpoints(job: str | None, *, as_json: bool) -> int:
 def _inspect(job: str | None, *, verify: bool, as_json: bool) -> int:
     with closing(History.open(create=False)) as history:
         view = view_job(history, find_job(history, job))
-    report = CheckpointReport(view, gather(view, verify=verify))
+        report = CheckpointReport(view, gather(view, verify=verify))
+        if verify:
+            record_findings(history, report)  # first: whoever reads the output may leave in the middle of it
+        else:
+            recall_findings(history, report.found.disk)
     if as_json:
         echo_json(as_record(report))
     else:
@@ -81,6 +91,44 @@ def gather(job: JobView, *, verify: bool) -> Inventory:
         found.memory, found.damaged = memory.snapshot_sets(), memory.damaged()
     found.unreachable |= memory.unreachable
     return found
+
+
+def record_findings(history: History, report: CheckpointReport) -> None:
+    """Record each corrupt checkpoint that a verification found, and each that is intact again, so that others need not read it."""
+    disk = [one for one in report.found.disk if one.manifest is not None]
+    known, job = _known_findings(history, disk), report.job
+    rows = []
+    for one in disk:
+        before = known.get(str(one.path))
+        if one.flaw == (before.problem if before is not None and before.problem in FLAWS else None):
+            continue
+        generation = one.manifest.generation if one.manifest else 0
+        row = Checkpoint(job_id=job.job.id, at=time.time(), step=one.step, generation=generation, path=str(one.path), problem=one.flaw)
+        row.reason = one.findings.broken[0] if one.flaw else "found intact by `holdfast checkpoint verify`"
+        rows.append(row)
+    if not rows:
+        return
+    try:
+        with history.session() as session:
+            session.add_all(rows)
+    except HistoryError as error:
+        click.echo(visible(f"the result is not recorded, so `holdfast checkpoint ls` will not know it: {error}"), err=True)
+
+
+def recall_findings(history: History, disk: Sequence[StoredCheckpoint]) -> None:
+    """Add to each checkpoint on *disk* the damage that a verification, or a rank that resumed, found since it was written."""
+    for path, known in _known_findings(history, disk).items():
+        one = next(one for one in disk if str(one.path) == path)
+        if known.problem in FLAWS and one.complete:
+            one.flaw = "checkpoint-corrupt"
+            when = duration(max(0.0, time.time() - known.at))
+            one.findings.broken.append(f"found {when} ago: {known.reason}; `holdfast checkpoint verify` reads it again")
+
+
+def _known_findings(history: History, disk: Sequence[StoredCheckpoint]) -> dict[str, Checkpoint]:
+    """Return by path the newest record of each of *disk*; one from before it was written is about an earlier checkpoint of that step."""
+    written = {str(one.path): one.manifest.time for one in disk if one.manifest is not None}
+    return {row.path: row for row in queries.checkpoints_at(history, list(written)) if row.at >= written[row.path]}
 
 
 def _python_of(job: JobView) -> str:
@@ -206,6 +254,8 @@ def _absent(report: CheckpointReport) -> Iterator[str]:
     if not found.disk:
         yield "disk: no checkpoint"
     if not found.verified:
+        if any(one.complete for one in found.disk):
+            yield "complete: by names and sizes, not verified; `holdfast checkpoint verify` reads every byte"
         yield from (f"{one.path.name}: {why}" for one in found.disk for why in one.findings.broken)
         yield from (f"memory, step {count(one.step)}: {one.missing}" for one in found.memory if one.missing)
     yield from (f"memory of {node} is unreachable: {why}" for node, why in sorted(found.unreachable.items()))

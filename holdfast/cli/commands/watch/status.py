@@ -86,6 +86,8 @@ def _saved(view: JobView) -> list[tuple[str, str]]:
         facts += [("snapshot", f"{text}{cost}")]
     if saved := view.checkpoint:
         facts += [("checkpoint", f"step {count(saved.step)}, {duration(max(0.0, view.at - saved.at))} ago, {saved.path}")]
+    if view.not_saved:
+        facts += [("NOT SAVED", view.not_saved)]
     if view.risk:
         facts += [("at risk", view.risk)]
     return facts
