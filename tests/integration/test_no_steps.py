@@ -78,7 +78,7 @@ def test_a_policy_may_restart_a_script_that_could_not_start(stage: Stage, tmp_pa
     policy.write_text("fail_on_start_errors: false\n")
     play = unmanaged(stage, "waits", "import nosuchmodule", nnodes=1, nproc_per_node=2, policy=str(policy))
     assert play.ends() == 1, play.log()
-    assert [one.action for one in queries.decisions(stage.history, play.job.id)][0] == "restart-workers"
+    assert next(one.action for one in queries.decisions(stage.history, play.job.id)) == "restart-workers"
 
 
 def test_before_a_job_that_gets_nowhere_is_failed_its_spare_is_tried(stage: Stage) -> None:
