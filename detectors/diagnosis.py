@@ -60,9 +60,10 @@ from holdfast.detectors.nodes.node import see_agent_unreachable, see_leaving, se
 from holdfast.detectors.nodes.readings import CounterGrowth, NodeReading, Reading
 from holdfast.detectors.sources import source_of
 from holdfast.detectors.training.checkpoint import see_checkpoint_failure, see_memory
+from holdfast.detectors.training.exceptions import EXCEPTION
 from holdfast.detectors.training.groups import see_group_failure, see_replace_ranks_failure
 from holdfast.detectors.training.losses import see_frozen_parameters, see_losses, see_non_finite_loss, see_replica_digests
-from holdfast.detectors.training.process import see_exit, see_start, see_stop
+from holdfast.detectors.training.process import EXIT_CODE, see_exit, see_start, see_stop
 from holdfast.detectors.training.progress import see_cut_short, see_overrun, see_progress
 from holdfast.detectors.training.stragglers import see_step_breakdowns, see_step_times
 
@@ -100,6 +101,16 @@ _SURELY: Final = 0.5
 _SAME_TIME: Final = 1.0
 """Clock error in seconds within which a warning may belong to the root cause."""
 _NO_NAME: Final[Mapping[str, str]] = {}
+_MISSING: Final = ("ModuleNotFoundError", "ImportError")
+_START_ERRORS: Final[Mapping[tuple[str, str], str]] = {
+    **{(EXCEPTION.id, name): "Correct the script, then run the job again" for name in ("SyntaxError", "IndentationError", "TabError")},
+    **{
+        (EXCEPTION.id, name): "Install what is missing for the Python that runs the workers (`python` of the job), or correct the import"
+        for name in _MISSING
+    },
+    (EXIT_CODE.id, "status 2"): "Correct the script's arguments (`args` of the job): a program exits with status 2 if it cannot use them",
+}
+"""Kind and type of an error that a script meets at every start, to what to do about it."""
 
 
 def _see_line(seen: LogLine, limits: HangLimits) -> Fault | None:
@@ -150,6 +161,16 @@ class PastFailure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FirstStart:
+    """The first start of a job that has made no progress yet."""
+
+    ranks: frozenset[int]
+    """All ranks of the job."""
+    spares: int = 0
+    """Nodes on which the ranks could run instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """Diagnosis of an incident: the *root* cause, its secondary failures, and the reason."""
 
@@ -197,16 +218,19 @@ def evidence_wait_seconds(
     return silence + 1.0 if rule.some is None else rule.some
 
 
-def diagnose(
+def diagnose(  # noqa: PLR0913 (all of them are what the job is known to be in)
     faults: Sequence[Fault],
     past: tuple[PastFailure, ...] = (),
     members: int = 2,
     places: Mapping[str, str] = _NO_NAME,
     recommended_actions: RecommendedActions = CATALOGUE_ACTIONS,
+    *,
+    first_start: FirstStart | None = None,
 ) -> Diagnosis:
     """Return the diagnosis of *faults* (at least one), given the job's *past* failures and the number of nodes with ranks.
 
-    *places* maps the names of peers in faults (``rank 3``, a host, an address) to nodes.
+    *places* maps the names of peers in faults (``rank 3``, a host, an address) to nodes. With *first_start*, an error of which a restart
+    cannot cure the script is the script's at once.
     """
     faults = [fault for fault in faults if not _is_of_the_past(fault, past)] or faults
     signals = confirmed(faults)
@@ -216,7 +240,8 @@ def diagnose(
     recommended_actions = replace(recommended_actions, confirmed=signals)
     ranked = candidates(all_faults, recommended_actions)
     root = ranked[0].fault
-    why = _at_once(root, all_faults, members) or _again(root, past, members)
+    cannot_start = _cannot_start(root, all_faults, members, first_start)
+    why = cannot_start or _at_once(root, all_faults, members) or _again(root, past, members)
     if why is None:
         others = tuple(fault for fault in all_faults if fault is not root)
         reason = f"{root.kind} of {root.place}: {root.quote}" + _summary(ranked[0], recommended_actions)
@@ -229,6 +254,8 @@ def diagnose(
             confirmed=signals,
         )
     reason = f"{root.quote}: {why}, so the script is at fault, not a node"
+    if cannot_start is not None:
+        reason += f". {start_error(root)}"
     user_error = replace(root, kind=USER_ERROR.id)
     return Diagnosis(
         root=user_error,
@@ -296,6 +323,32 @@ def _summary(root: Candidate, recommended_actions: RecommendedActions) -> str:
     words = "".join(f"; also {fault.kind} of {fault.place}" for fault in own)
     words += f"; {follow} {'secondary failure' if follow == 1 else 'secondary failures'}" if follow else ""
     return words + (f"; {rest} unrelated {'fault' if rest == 1 else 'faults'} at the same time" if rest else "")
+
+
+def start_error(fault: Fault) -> str | None:
+    """Return what to do about an error that a script raises whenever it is started; None for any other fault."""
+    error = fault.signature.partition(" at ")[0]
+    return _START_ERRORS.get((fault.kind, error))
+
+
+def all_ranks_failed(fault: Fault, faults: Iterable[Fault], ranks: frozenset[int]) -> bool:
+    """Return whether each of *ranks* failed as in *fault*."""
+    return ranks <= {one.rank for one in faults if _identity(one) == _identity(fault)}
+
+
+def _cannot_start(root: Fault, faults: Sequence[Fault], members: int, first_start: FirstStart | None) -> str | None:
+    """Return the reason if *root* is a user error because it ended every rank at the job's first start, and will again.
+
+    A single node that lacks a module could be replaced by a spare one, which may have it.
+    """
+    if first_start is None or start_error(root) is None or not all_ranks_failed(root, faults, first_start.ranks):
+        return None
+    if members == 1 and first_start.spares and root.signature.partition(" at ")[0] in _MISSING:
+        return None
+    place = root.signature.partition(" at ")[2]
+    count = len(first_start.ranks)
+    where = f" at {place}" if place else ""
+    return f"{'the only rank ends' if count == 1 else f'all {count} ranks end'} so{where} before the first step, and would again"
 
 
 def _at_once(root: Fault, faults: Sequence[Fault], members: int) -> str | None:

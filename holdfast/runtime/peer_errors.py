@@ -103,6 +103,8 @@ def _traceback(error: BaseException) -> str:
     first = error.__traceback__
     while first is not None and first.tb_next is not None and first.tb_frame.f_globals.get("__name__") in STARTING:
         first = first.tb_next
+    if isinstance(error, SyntaxError) and first is not None and first.tb_frame.f_globals.get("__name__") in STARTING:
+        first = None  # the script was not even compiled: the error itself names the line
     try:
         return "".join(traceback.format_exception(type(error), error, first))
     except Exception as other:  # noqa: BLE001 (as above)

@@ -79,7 +79,11 @@ def _program(job: TrainingJob, program: str, field: str) -> Iterator[Problem]:
 
 def _checkpoints(job: TrainingJob) -> Iterator[Problem]:
     folder = job.checkpoints
-    if reason := why_not_writable(folder):
+    reason = why_not_writable(folder)
+    if reason and job.checkpoint.directory is None:  # nobody has named this folder: it lies where Holdfast keeps its files
+        cure = "Name a folder of your own in HOLDFAST_HOME (default ~/.holdfast), or one for the checkpoints in `checkpoint.directory`"
+        yield Problem(field="HOLDFAST_HOME", reason=f"{folder}, the job's checkpoint folder, cannot be written: {reason}", cure=cure)
+    elif reason:
         cure = "Create it, free space, fix its permissions, or name another one in `checkpoint.directory`"
         yield Problem(field="checkpoint.directory", reason=f"{folder} cannot be written: {reason}", cure=cure)
 

@@ -50,6 +50,8 @@ OFFERED: Final[Mapping[str, str]] = {
     "timeouts": "{log_silence: 10m}",
 }
 """Fields that a new job file offers as comments, each with a value; the others are in the reference."""
+CLUSTER: Final = "The nodes: a number of them on this machine (`kind: local`), or the path of a cluster file of SSH hosts or Slurm."
+"""What a new job file says about `cluster`, which is no field of the job itself."""
 WIDTH: Final = 120
 """Columns of a new job file."""
 
@@ -200,9 +202,18 @@ def fields_of_cluster(cluster: Cluster) -> dict[str, Any]:
     return {"kind": cluster.kind, **cluster.model_dump(mode="json", exclude_defaults=True)}
 
 
+def separate_values(arguments: Sequence[str]) -> list[str]:
+    """Return those of *arguments* that hold an option and its value in one item, as in ``"--lr 1e-3"``: argparse refuses them."""
+    return [one for one in arguments if re.match(r"--?[A-Za-z][\w-]*\s+\S", one)]
+
+
 def commented_text(options: LaunchOptions, schema: Path) -> str:
     """Return a job file for *options*, in which each field is explained, and the most important others are offered as comments."""
     fields = job_fields(options)
+    for name in ("nnodes", "nproc_per_node"):
+        if str(fields[name]).isdecimal():
+            fields[name] = int(fields[name])  # YAML puts text that looks like a number in quotes
+    nodes = int(str(fields["nnodes"]).rpartition(":")[2]) + (options.spare_nodes or 0)
     lines = [
         f"# yaml-language-server: $schema={schema}",
         "# A job of Holdfast. All fields: docs/reference/job-file.md, `holdfast validate` checks them.",
@@ -213,12 +224,16 @@ def commented_text(options: LaunchOptions, schema: Path) -> str:
     for name, example in OFFERED.items():
         if name not in fields:
             lines += ["", *_explained(name), f"# {name}: {example}"]
+    lines += ["", *_wrapped(CLUSTER), f"# cluster: {{kind: local, nodes: {nodes}}}"]
     return "\n".join(lines) + "\n"
 
 
 def _explained(name: str) -> Iterator[str]:
-    description = TrainingJob.model_fields[name].description or ""
-    yield from textwrap.wrap(description, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+    yield from _wrapped(TrainingJob.model_fields[name].description or "")
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
 
 
 def _yaml(fields: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StrictInt, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StrictBool, StrictInt, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from holdfast.detectors.all_kinds import CATALOGUE
@@ -194,6 +194,14 @@ class PolicyFile(SpecModel):
     flapping: FlappingFaults = Field(default=FlappingFaults(), description="A fault that comes and goes on one node.")
     stragglers: Stragglers = Field(default=Stragglers(), description="Ranks that slow the others down.")
     diverged_loss: LossRecovery = Field(default=LossRecovery(), description="The loss stays NaN or infinite.")
+    fail_on_start_errors: StrictBool = Field(
+        default=True,
+        description=(
+            "Fail the job at once if all ranks end at its first start, before a step, with the same error that a restart does not cure: a "
+            "syntax error, a failed import, or exit status 2 without an exception (wrong arguments). One node of several that lacks a "
+            "module is at fault itself nevertheless. `false`: restart first, as after other exceptions."
+        ),
+    )
 
     @field_validator("actions")
     @classmethod
@@ -270,6 +278,7 @@ def policy_of(file: PolicyFile, *, name: str) -> Policy:
         budget=_updated(base.budget, file),
         timeouts=_timeouts(base.timeouts, file.timeouts),
         stragglers=_updated(base.stragglers, file.stragglers),
+        fail_on_start_errors=file.fail_on_start_errors,
     )
 
 

@@ -96,6 +96,8 @@ class Policy:
     timeouts: PolicyTimeouts = field(default_factory=PolicyTimeouts)
     stragglers: MigrateStraggler = field(default_factory=MigrateStraggler)
     """The rule for stragglers."""
+    fail_on_start_errors: bool = True
+    """An error that a script meets at every start, on all ranks of the job's first start, is the script's without a restart."""
 
     @property
     def rules(self) -> Rules:

@@ -170,6 +170,7 @@ def test_a_source_that_cannot_be_read_is_a_syntax_error(both: Both, source: byte
     assert "SyntaxError: " in end["output"]
     assert "SyntaxError: " in output
     assert end["raised"]["type"] == "SyntaxError"
+    assert "fork_server" not in end["raised"]["traceback"], "the script was not even compiled: no frame is its own"
 
 
 def test_a_missing_script_ends_as_ever_and_is_reported(both: Both) -> None:

@@ -262,12 +262,35 @@ def test_a_new_job_file_is_valid_and_says_what_its_options_say(here: Command, tm
     assert job == TrainingJob.model_validate(printed(here, *options)["job"])
     schema = text.splitlines()[0].partition("$schema=")[2]
     assert json.loads(Path(schema).read_text())["title"] == "Holdfast job file"
+    assert "\nnproc_per_node: 2\n" in text, "a number, not text in quotes"
     for line in text.splitlines():
         name = line.removeprefix("# ").partition(":")[0]
         if line.startswith("# ") and name in TrainingJob.model_fields:
             (tmp_path / "train.yaml").write_text(text.replace(line, line.removeprefix("# ")))
             changed, _ = load_job(tmp_path / "train.yaml")
             assert name in changed.model_fields_set
+
+
+@pytest.mark.parametrize("item", ["--lr 1e-3", "-c a.yaml"])
+def test_an_option_and_its_value_in_one_argument_are_warned_of(here: Command, tmp_path: Path, item: str) -> None:
+    """The script would be given one argument, which argparse refuses; other texts with spaces are fine."""
+    option, value = item.split()
+    job = tmp_path / "job.yaml"
+    for arguments, warned in (([item], True), ([option, value], False), (["--note=a b", "a -b c", "- b"], False)):
+        job.write_text(json.dumps({"name": "a", "script": "train.py", "args": arguments, "checkpoint": {"directory": "c"}}))
+        for command in (("validate", str(job)), ("run", "--print-job", str(job)), ("run", "--print-job", "train.py", *arguments)):
+            done = here(*command)
+            assert (done.returncode, mentions(done.stderr, "args", f"'{item}'", f'["{option}", "{value}"]')) == (0, warned), done.stderr
+
+
+def test_a_home_that_cannot_be_written_is_named_by_its_variable(here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody gave the folder of the checkpoints, which lies in it, so no option is named as the culprit."""
+    monkeypatch.setenv("HOLDFAST_HOME", "/proc/foo")
+    done = here("run", "--print-job", "train.py")
+    assert done.returncode == OPERATOR_ERROR
+    assert mentions(done.stderr, "HOLDFAST_HOME", "/proc/foo/jobs/train/checkpoints", "cannot be written", "Name a folder of your own")
+    assert "--checkpoint-dir" not in done.stderr
+    assert mentions(here("run", "--print-job", "--checkpoint-dir", "/proc/foo", "train.py").stderr, "--checkpoint-dir", "/proc/foo")
 
 
 def test_a_file_that_exists_is_replaced_only_by_force(here: Command, tmp_path: Path) -> None:

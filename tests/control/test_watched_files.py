@@ -52,10 +52,12 @@ def test_a_changed_policy_file_is_in_force_at_the_next_check(opened: Open, tmp_p
     """With the job's own settings before it, and a message about the changes."""
     watched = opened("max_restarts_in_place: 1\n", max_recoveries_without_progress=9)
     assert (watched.present.budget.max_restarts_in_place, watched.present.budget.max_recoveries_without_progress) == (1, 9)
-    (tmp_path / "mine.yaml").write_text("max_restarts_in_place: 2\nmax_recoveries_without_progress: 4\nactions: [shrink-restart]\n")
+    (tmp_path / "mine.yaml").write_text(
+        "max_restarts_in_place: 2\nmax_recoveries_without_progress: 4\nactions: [shrink-restart]\nfail_on_start_errors: false\n"
+    )
     message = message_with(watched, "has changed")
     assert mentions(message, "actions: shrink-restart", "retry-step", "replace-ranks")
-    assert mentions(message, "max_restarts_in_place: 2", 1)
+    assert mentions(message, "max_restarts_in_place: 2", 1, "fail_on_start_errors: false (was: true)")
     assert "max_recoveries_without_progress" not in message, "what the job sets itself does not change"
     assert (watched.present.budget.max_restarts_in_place, watched.present.budget.max_recoveries_without_progress) == (2, 9)
 

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from holdfast.detectors.associations import follows_step, is_secondary
 from holdfast.detectors.catalogue import CATALOGUE, CATALOGUE_ACTIONS, Attribution, Fault
-from holdfast.detectors.diagnosis import SILENCE_SECONDS, Diagnosis, PastFailure, diagnose, evidence_wait_seconds, unexplained_faults
+from holdfast.detectors.diagnosis import (
+    SILENCE_SECONDS,
+    Diagnosis,
+    FirstStart,
+    PastFailure,
+    diagnose,
+    evidence_wait_seconds,
+    unexplained_faults,
+)
 from holdfast.detectors.evidence import CheckpointFailure, Evidence, LogLine, Progress, RecoveryTimeout, StartFailure, Unknown, WorkerStop
 from tests.detectors.evidence_of import a_killed, a_rank, a_silence, an_echo, an_end, an_error, seen
 from tests.each import each
@@ -46,6 +54,7 @@ class Scene:
     """Seconds to wait for more once all of this is known."""
     past: tuple[PastFailure, ...] = ()
     members: int = 2
+    first_start: FirstStart | None = None
 
     def faults(self) -> list[Fault]:
         """Return the faults in the evidence."""
@@ -53,12 +62,20 @@ class Scene:
 
     def diagnosis(self) -> Diagnosis:
         """Return the diagnosis."""
-        return diagnose(self.faults(), self.past, self.members)
+        return diagnose(self.faults(), self.past, self.members, first_start=self.first_start)
 
 
 def before(node: str | None = "n0", step: int | None = 7, signature: str = BAD_SHAPE) -> PastFailure:
     """Return a failure that was answered earlier."""
     return PastFailure(node=node, step=step, signature=signature)
+
+
+TWO_START = FirstStart(ranks=frozenset({0, 1}))
+
+
+def lacking(*ranks: int, error: str = "ModuleNotFoundError") -> tuple[Evidence, ...]:
+    """Return what *ranks* of one node raise before the first step, at one line."""
+    return tuple(an_error("n0", rank, type=error, step=None) for rank in ranks)
 
 
 SCENES = {
@@ -142,6 +159,53 @@ SCENES = {
     "an import error on all ranks before the first step": Scene(
         evidence=tuple(an_error(f"n{rank // 2}", rank, type="ModuleNotFoundError", step=0) for rank in range(4)),
         root="user-error",
+        on="rank 0 on n0",
+    ),
+    "a failed import on all ranks of the only node at its first start": Scene(
+        evidence=lacking(0, 1), members=1, first_start=TWO_START, root="user-error", on="rank 0 on n0"
+    ),
+    "a syntax error on all ranks of the only node at its first start, with a spare one": Scene(
+        evidence=lacking(0, 1, error="SyntaxError"),
+        members=1,
+        first_start=FirstStart(ranks=frozenset({0, 1}), spares=1),
+        root="user-error",
+        on="rank 0 on n0",
+    ),
+    "wrong arguments on all ranks of the only node at its first start": Scene(
+        evidence=(an_end("n0", 0, code=2, step=None), an_end("n0", 1, code=2, step=None)),
+        members=1,
+        first_start=TWO_START,
+        root="user-error",
+        on="rank 0 on n0",
+    ),
+    "a failed import on all ranks of the only node, which is no first start": Scene(
+        evidence=lacking(0, 1), members=1, root="worker-exception", on="rank 0 on n0"
+    ),
+    "a failed import on one rank of the only node at its first start": Scene(
+        evidence=lacking(1), members=1, first_start=TWO_START, root="worker-exception", on="rank 1 on n0"
+    ),
+    "a failed import on the only node, which a spare one may replace": Scene(
+        evidence=lacking(0, 1),
+        members=1,
+        first_start=FirstStart(ranks=frozenset({0, 1}), spares=1),
+        root="worker-exception",
+        on="rank 0 on n0",
+    ),
+    "a failed import on one node of two at the first start": Scene(
+        evidence=lacking(0, 1),
+        first_start=FirstStart(ranks=frozenset({0, 1, 2, 3})),
+        root="worker-exception",
+        on="rank 0 on n0",
+        waits=TWINS_SECONDS,
+    ),
+    "another exception on all ranks of the only node at its first start": Scene(
+        evidence=lacking(0, 1, error="ValueError"), members=1, first_start=TWO_START, root="worker-exception", on="rank 0 on n0"
+    ),
+    "another status on all ranks of the only node at its first start": Scene(
+        evidence=(an_end("n0", 0, code=3, step=None), an_end("n0", 1, code=3, step=None)),
+        members=1,
+        first_start=TWO_START,
+        root="worker-exit-code",
         on="rank 0 on n0",
     ),
     "a script without steps that fails on all nodes at once": Scene(
@@ -271,7 +335,7 @@ def test_the_order_in_which_evidence_comes_in_changes_no_diagnosis(name: str) ->
     scene = SCENES[name]
     root = scene.diagnosis().root
     for faults in permutations(scene.faults()):
-        again = diagnose(list(faults), scene.past, scene.members).root
+        again = diagnose(list(faults), scene.past, scene.members, first_start=scene.first_start).root
         assert (again.kind, again.at) == (root.kind, root.at)
 
 
@@ -337,6 +401,11 @@ def test_warnings_from_before_a_fault_are_not_counted_beside_it() -> None:
         ("the same exception at the same step, now on another node", (BAD_SHAPE, "step 7", "first on n0", "now on n1")),
         ("a job of one node fails at the same step again", ("step 7", "again", "no other node")),
         ("a script without steps that fails on all nodes at once", (BAD_SHAPE, "nodes n0, n1", "at once")),
+        (
+            "a failed import on all ranks of the only node at its first start",
+            ("ModuleNotFoundError", "all 2 ranks", "train.py:3", "before the first step", "Install"),
+        ),
+        ("wrong arguments on all ranks of the only node at its first start", ("status 2", "all 2 ranks", "`args`")),
         ("a command that no node has", ("cannot be run", "any node", "n0, n1")),
     ],
 )

@@ -22,6 +22,7 @@ ARGS = {
     "plain_ddp": STEPS,
     **dict.fromkeys(("fsdp2", "byte_gpt", "pipeline_data", "elastic"), SMALL),
     "accelerate_loop": ["--epochs", "1"],
+    "accumulate": STEPS,
     "hugging_face": ["--epochs", "3", "--sequences", "320"],
 }
 """Of each example, so that it makes 24 steps or somewhat more."""

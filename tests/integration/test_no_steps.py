@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +51,34 @@ def test_a_job_that_runs_between_its_faults_does_not_fail(stage: Stage) -> None:
     assert [(one.action, one.outcome) for one in play.incidents()] == [("restart-workers", "recovered")] * 4, play.reason()
     runs_since(play, 5)
     play.stops()
+
+
+@pytest.mark.parametrize(
+    ("code", "quote", "cure"),
+    [
+        ("import nosuchmodule", "ModuleNotFoundError", "Install"),
+        ("import argparse; argparse.ArgumentParser().error('no --lr')", "--lr", "`args`"),
+    ],
+)
+def test_an_error_that_every_start_meets_fails_the_job_without_a_restart(stage: Stage, code: str, quote: str, cure: str) -> None:
+    """One incident, one generation, and a reason that says what to do; the policy may restart first nevertheless."""
+    stage.count = 1
+    play = unmanaged(stage, "lacks", code, nnodes=1, nproc_per_node=2)
+    assert play.ends() == 1, play.log()
+    assert (play.kinds(), len(queries.generations(stage.history, play.job.id))) == (["user-error"], 1)
+    assert [one.action for one in queries.decisions(stage.history, play.job.id)] == ["fail"]
+    assert mentions(play.reason(), quote, "all 2 ranks", "before the first step", cure)
+    assert "no checkpoint" not in play.log()
+
+
+def test_a_policy_may_restart_a_script_that_could_not_start(stage: Stage, tmp_path: Path) -> None:
+    """Where a module may still be on its way, such as on a file system that is being mounted."""
+    stage.count = 1
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("fail_on_start_errors: false\n")
+    play = unmanaged(stage, "waits", "import nosuchmodule", nnodes=1, nproc_per_node=2, policy=str(policy))
+    assert play.ends() == 1, play.log()
+    assert next(one.action for one in queries.decisions(stage.history, play.job.id)) == "restart-workers"
 
 
 def test_before_a_job_that_gets_nowhere_is_failed_its_spare_is_tried(stage: Stage) -> None:

@@ -71,6 +71,19 @@ def test_the_quick_start_does_what_the_readme_says(place: Path) -> None:
     assert (place / "report.html").stat().st_size > 0
 
 
+def test_the_command_that_writes_a_job_file_writes_the_one_that_the_readme_goes_on_with(place: Path) -> None:
+    """Under its name, valid, and with every field of the README's, set or offered."""
+    (place / "job.yaml").unlink()
+    (line,) = re.findall(r"`(holdfast init [^`]*)`", README)
+    run(shlex.split(line), place)
+    assert "valid" in run(["holdfast", "validate", "job.yaml"], place)
+    written = (place / "job.yaml").read_text()
+    wanted = re.findall(r"^(\w+):", block("yaml", "gpt-small"), re.MULTILINE)
+    assert [name for name in wanted if not re.search(rf"^(# )?{name}:", written, re.MULTILINE)] == ["args"], "no argument was given"
+    (place / "job.yaml").write_text(re.sub(r"^# cluster:", "cluster:", written, flags=re.MULTILINE))
+    assert "cluster 'local'" in run(["holdfast", "validate", "job.yaml"], place)
+
+
 def test_the_readme_is_short_and_has_the_commands_of_a_clone() -> None:
     """At most 150 lines, with the set-up commands, the demo and the tests."""
     assert len(README.splitlines()) <= 150

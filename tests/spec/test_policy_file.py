@@ -27,7 +27,7 @@ def test_a_file_overrides_its_base(file: Any) -> None:
     path = file(
         "based_on: patient\nrecommended_actions: {gpu-off-bus: drain}\nactions: [restart-workers, replace-node]\n"
         "max_restarts_in_place: 1\nrecovery_window: 2h\ntimeouts: {shrink_restart: 30s}\nrecurring: {times: 2}\n"
-        "correlated: {min_share: 50%}\nflapping: {min_gap: 0s}\n",
+        "correlated: {min_share: 50%}\nflapping: {min_gap: 0s}\nfail_on_start_errors: false\n",
         "policy.yaml",
     )
     policy, base = load_policy(path), NAMED["patient"]
@@ -40,6 +40,7 @@ def test_a_file_overrides_its_base(file: Any) -> None:
     assert (correlated.min_share, correlated.min_nodes) == (0.5, base.noting[0].min_nodes)
     assert (recurring.times, recurring.window) == (2, base.noting[1].window)
     assert (flapping.min_gap, flapping.times) == (0.0, base.noting[2].times)
+    assert (policy.fail_on_start_errors, base.fail_on_start_errors) == (False, True)
 
 
 @pytest.mark.parametrize("name", NAMED)

@@ -21,7 +21,16 @@ from holdfast.detectors.associations import follows_step, is_secondary
 from holdfast.detectors.catalogue import CATALOGUE, CATALOGUE_ACTIONS, Fault, RecommendedAction, RecommendedActions
 from holdfast.detectors.causes import Candidate
 from holdfast.detectors.confirmation import why_it_acts
-from holdfast.detectors.diagnosis import Diagnosis, diagnose, evidence_wait_seconds, see, unexplained_faults
+from holdfast.detectors.diagnosis import (
+    Diagnosis,
+    FirstStart,
+    all_ranks_failed,
+    diagnose,
+    evidence_wait_seconds,
+    see,
+    start_error,
+    unexplained_faults,
+)
 from holdfast.detectors.evidence import AgentUnreachable, Unknown
 from holdfast.detectors.log_lines.classification import warm
 from holdfast.detectors.log_lines.outputs import read
@@ -31,6 +40,7 @@ from holdfast.detectors.training.process import START_FAILED
 from holdfast.detectors.training.progress import OVERRUN, STALLS
 from holdfast.errors import WorldError
 from holdfast.history import models
+from holdfast.policies import uptime
 from holdfast.policies.nodes.placement import nodes_needed
 from holdfast.policies.recovery.case import IN_PROCESS, Case, PastFault, RecoveryAction
 from holdfast.policies.recovery.in_process import complete_copies
@@ -98,7 +108,26 @@ def places(run: JobController) -> dict[str, str]:
 
 def diagnose_faults(run: JobController, faults: list[Fault]) -> Diagnosis:
     """Return the diagnosis of *faults*, with the job's past and places."""
-    return diagnose(faults, tuple(run.incidents.failures_before), len(run.generations.members), places(run), run.recommended_actions)
+    return diagnose(
+        faults,
+        tuple(run.incidents.failures_before),
+        len(run.generations.members),
+        places(run),
+        run.recommended_actions,
+        first_start=first_start(run, faults) if run.policy.fail_on_start_errors else None,
+    )
+
+
+def first_start(run: JobController, faults: Iterable[Fault]) -> FirstStart | None:
+    """Return the first start of the job, if *faults* came before it had made progress; else None."""
+    generations, state = run.generations, run.generations.state
+    if run.incidents.attempts or generations.number != 1 or generations.best or state.any_stepped() or not state.ranks:
+        return None
+    began = state.first_step_at()  # of a script without steps: when its last rank started
+    failed_at = min((fault.at for fault in faults if fault.rank is not None), default=None)
+    if began is not None and failed_at is not None and uptime.counts_as_progress(failed_at - began, state.startup()):
+        return None
+    return FirstStart(ranks=frozenset(state.ranks), spares=len(run.nodes.spares()))
 
 
 # -- the policy's case -----------------------------------------------------------------------------------------------------
@@ -368,11 +397,20 @@ def _all_ranks_run(run: JobController) -> bool:
 def _seconds_for_same_failure(run: JobController, faults: list[Fault]) -> float:
     """Return how long to wait for the other nodes when a script fails before its first step: they may be about to fail in the same way."""
     state, nodes = run.generations.state, {fault.node for fault in faults}
-    if not faults or state.any_stepped() or nodes >= set(run.generations.members):
+    if not faults or state.any_stepped():
+        return 0.0
+    if nodes >= set(run.generations.members) and not _more_ranks_may_fail(run, faults):
         return 0.0
     if not all(follows_step(fault.kind) for fault in faults):
         return 0.0
     return FIRST_STEP_SECONDS if state.all_started() else START_SECONDS
+
+
+def _more_ranks_may_fail(run: JobController, faults: list[Fault]) -> bool:
+    """Return whether an error of the script's start has ended some ranks of its first start, and others are about to meet it."""
+    start = first_start(run, faults) if run.policy.fail_on_start_errors else None
+    errors = [fault for fault in faults if start_error(fault) is not None]
+    return start is not None and bool(errors) and not all_ranks_failed(errors[0], faults, start.ranks)
 
 
 def _seconds_for_notice(run: JobController) -> float:

@@ -70,7 +70,10 @@ def _in_place(_rule: Any, policy: Policy) -> str:  # noqa: ANN401
 
 
 RULE_TEXT: Final[dict[type, Callable[[Any, Policy], str]]] = {
-    escalation.StopForUserError: lambda _rule, _policy: "fail the job at once if the script is at fault",
+    escalation.StopForUserError: lambda _rule, policy: (
+        "fail the job at once if the script is at fault"
+        + ("" if policy.fail_on_start_errors else "; an error at its first start is restarted first")
+    ),
     escalation.StopWithoutProgress: lambda rule, policy: (
         f"fail the job after {plural(policy.budget.max_recoveries_without_progress, 'recovery', 'recoveries')} in a row without a new "
         "step, unless a node is lost" + ("; replace the node with a spare before that" if rule.replace else "")
@@ -135,7 +138,13 @@ def describe_slowness(rule: MigrateStraggler) -> str:
 
 def changes(before: Policy, after: Policy) -> list[str]:
     """Return the differences from *before* to *after*: one phrase per value, with the names of a policy file."""
-    return [*_actions(before, after), *_recommended_actions(before, after), *_numbers(before, after)]
+    return [*_actions(before, after), *_recommended_actions(before, after), *_numbers(before, after), *_start_errors(before, after)]
+
+
+def _start_errors(before: Policy, after: Policy) -> Iterator[str]:
+    was, now = before.fail_on_start_errors, after.fail_on_start_errors
+    if was != now:
+        yield f"fail_on_start_errors: {str(now).lower()} (was: {str(was).lower()})"
 
 
 def _actions(before: Policy, after: Policy) -> Iterator[str]:

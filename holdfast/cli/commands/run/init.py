@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from holdfast.cli.commands.run.launch_options import options_of, warn_of_misplaced
+from holdfast.cli.commands.run.launch_options import options_of, warn_of_joined_arguments, warn_of_misplaced
 from holdfast.cli.output import echo, echo_json
 from holdfast.cli.parser.launch import is_job_file
 from holdfast.errors import BadParameters, NotWritable
@@ -26,6 +26,7 @@ def init(target: str, *, output: Path | None, force: bool, as_json: bool, **give
         raise BadParameters(tuple(draft.problems), "no job file was written")
     warn_of_misplaced(options)
     assert draft.job is not None
+    warn_of_joined_arguments(draft.job)
     file = output or Path(f"{draft.job.name}.yaml" if options.program != "script" else f"{Path(target).stem}.yaml")
     _write(file, commented_text(options, FOLDER / "job.json"), force=force)
     if as_json:

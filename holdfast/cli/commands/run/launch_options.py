@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -18,7 +19,7 @@ from holdfast.report.text.wording import plural
 from holdfast.spec import Cluster, LocalCluster, TrainingJob
 from holdfast.spec.files.load import draft_of
 from holdfast.spec.files.problems import shown
-from holdfast.spec.launch_options import LaunchOptions, Program, change, review_options
+from holdfast.spec.launch_options import LaunchOptions, Program, change, review_options, separate_values
 from holdfast.spec.nproc import counted
 
 OWN: Final = frozenset(
@@ -56,6 +57,7 @@ def launched(target: str, cluster_file: Path | None, default_cluster: Path | Non
         if draft.problems or draft.job is None:
             raise BadParameters(tuple(draft.problems))
         warn_of_misplaced(options)
+    warn_of_joined_arguments(draft.job)
     cluster = draft.cluster or LocalCluster()
     return counted(draft.job, cluster), cluster
 
@@ -64,6 +66,15 @@ def warn_of_misplaced(options: LaunchOptions) -> None:
     """Say so if the script gets what looks like an option of ours."""
     if misplaced := sorted(OWN.intersection(options.arguments)):
         hint(f"{misplaced[0]} follows the script, so the script gets it. Options of `holdfast` stand before the script")
+
+
+def warn_of_joined_arguments(job: TrainingJob) -> None:
+    """Warn if an argument of the script holds an option and its value: argparse would take both for the option's name."""
+    field, arguments = ("command", job.command[1:]) if job.command else ("args", job.args)
+    for one in separate_values(arguments):
+        option, value = one.split(maxsplit=1)
+        said = json.dumps([shown(option), shown(value)])
+        hint(f"{field}: '{shown(one)}' is one argument, with a space in it. If it is an option and its value, write two: {said}")
 
 
 def _refuse_with_a_file(target: str, options: LaunchOptions, given: Mapping[str, Any]) -> None:

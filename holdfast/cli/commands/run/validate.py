@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from holdfast.cli.commands.run.launch_options import warn_of_joined_arguments
 from holdfast.cli.output import echo, echo_json
 from holdfast.errors import BadFile, Problem
 from holdfast.exit_codes import OPERATOR_ERROR
@@ -26,6 +27,8 @@ def validate(file: Path, cluster_file: Path | None, *, default_cluster: Path | N
         listed = [dataclasses.asdict(one) for one in problems]
         echo_json({"file": str(file), "kind": kind, "ok": not problems, "problems": listed, kind: content})
         return OPERATOR_ERROR if problems else 0
+    if isinstance(found, TrainingJob):
+        warn_of_joined_arguments(found)
     if problems or found is None:
         raise BadFile(shown(str(file)), tuple(problems))
     echo(f"{file}: valid. {text}")
