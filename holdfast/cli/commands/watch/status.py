@@ -56,9 +56,13 @@ def _progress(view: JobView) -> list[tuple[str, str]]:
     facts = []
     if view.step:
         of = share(view.step.step / view.until) if view.until else ""
-        eta = f"ETA {duration(view.eta)}" if view.eta is not None else ""
+        eta = f"ETA {duration(view.eta)}" if view.eta is not None else view.as_of
         rate = "   ".join(part for part in (view.speed, view.throughput) if part)
-        facts += [("step", "   ".join(part for part in (view.progress, of, eta) if part)), ("loss", view.loss), ("rate", rate)]
+        facts += [
+            ("step", "   ".join(part for part in (view.progress, of, eta) if part)),
+            ("loss", view.loss),
+            ("rate", rate),
+        ]
     elif view.complete_before is not None:
         facts += [("step", f"complete at step {count(view.complete_before)} before it started: no step was left")]
     elif view.no_steps:
@@ -92,7 +96,7 @@ def _saved(view: JobView) -> list[tuple[str, str]]:
 
 
 def _faults(history: History, view: JobView) -> list[tuple[str, str]]:
-    facts = [("warning", f"{one.kind} on {on_target(one.target)}: {one.evidence['quote']}") for one in view.warnings[-MAX_WARNINGS:]]
+    facts = [("warning", text) for text in view.warning_texts[-MAX_WARNINGS:]]
     if now := view.incident:
         action = f", action: {now.action}" if now.action else ""
         facts += [
