@@ -406,8 +406,15 @@ class UnknownIncident(OperatorError):
     """No incident of this number or id in the history."""
 
     incident: str
+    job: str = ""
+    """The job that was named."""
+    run: str = ""
+    """The id of the run that this name or id stands for."""
 
     def __str__(self) -> str:
+        if self.job:
+            other = "`holdfast ps -a` lists all runs with their ids, which `--job` accepts"
+            return f"no incident '{cut(self.incident)}' in run {self.run} of job '{cut(self.job)}'. {other}."
         return f"no incident '{cut(self.incident)}' in the history. `holdfast incidents JOB` lists those of a job."
 
 

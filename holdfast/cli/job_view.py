@@ -508,6 +508,11 @@ def find_job(history: History, reference: str | None) -> Job:
         return found[0]
 
 
+def reference_to(history: History, job: Job) -> str:
+    """Return what names *job* in a command: its name, or its id where the name stands for a newer run."""
+    return job.name if queries.newest_job(history, job.name).id == job.id else job.id
+
+
 def ranks_by_node(members: dict[str, list[int]], most: int = 16) -> str:
     """Return the ranks of each node as text: ``node-0 (0, 1), node-1 (2, 3)``; of many nodes only the first ones are named."""
     return listing((f"{node} ({ranks(held)})" for node, held in members.items()), most)

@@ -13,13 +13,14 @@ import pytest
 from sqlalchemy import Engine, event
 
 from holdfast.detectors.training.progress import Pause
+from holdfast.errors import UnknownIncident
 from holdfast.history import FaultRecord, acquire, queries
 from holdfast.history.health_samples import save_sweep
 from holdfast.history.models import Generation
 from holdfast.history.store import History
 from holdfast.policies.nodes.node_health import FRESH, HealthAssessment
 from holdfast.report.text.wording import decided
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, refused
 from tests.cli.written_history import TRACEBACK, Author, an_incident_diagnosis
 from tests.mentions import mentions, one_line_mentions
 
@@ -195,6 +196,21 @@ def test_a_step_that_takes_long_is_no_old_one(here: Command, book: History) -> N
     assert output["stale_s"] is None
     assert output["eta_s"] > 0
     assert one_line_mentions(here("status", "slow").stdout, "ETA", "5 of 10,000")
+
+
+def test_hints_name_a_run_by_its_id_once_its_name_is_that_of_a_newer_one(here: Command, running: Author, book: History) -> None:
+    """Each hint can be typed as it stands, and finds the run that it is about; an unknown incident is refused with the run in the text."""
+    old = running.job.id
+    assert mentions(here("incidents", "gpt-small").stderr, "`holdfast incidents show N --job gpt-small`")
+    newer = Author(book, "gpt-small", time.time())
+    newer.move("RUNNING", "every worker made its first step", seconds=0)
+    for command in (("incidents", old), ("status", old, "--events")):
+        assert mentions(here(*command).stderr, f"`holdfast incidents show N --job {old}`")
+    assert f"`holdfast incidents {old}` lists them" in here("status", old).stdout
+    assert mentions(here("incidents", "show", "3", "--job", old).stdout, "gpt-small, incident 3")
+    done = here("incidents", "show", "3", "--job", "gpt-small")
+    assert refused(done, UnknownIncident("3", "gpt-small", newer.job.id))
+    assert one_line_mentions(done.stderr, "no incident '3'", newer.job.id, "job 'gpt-small'", "`holdfast ps -a`")
 
 
 def test_programs_get_the_same_as_json(here: Command, running: Author) -> None:

@@ -9,7 +9,7 @@ import click
 
 from holdfast.accounting.losses import losses
 from holdfast.cli.commands.watch.events import show_events
-from holdfast.cli.job_view import JobView, find_job, ranks_by_node, view_job
+from holdfast.cli.job_view import JobView, find_job, ranks_by_node, reference_to, view_job
 from holdfast.cli.output import clock, echo_facts, echo_json, heading
 from holdfast.history.lease import HEARTBEAT_TIMEOUT, standby_heartbeats
 from holdfast.history.models import StandbyHeartbeat
@@ -103,7 +103,7 @@ def _faults(history: History, view: JobView) -> list[tuple[str, str]]:
             ("open", f"incident {now.number} since {duration(view.at - now.fault_at)}: {now.kind} on {on_target(now.target)}{action}")
         ]
     if view.incidents:
-        facts += [("incidents", f"{len(view.incidents)}; `holdfast incidents {view.job.name}` lists them")]
+        facts += [("incidents", f"{len(view.incidents)}; `holdfast incidents {reference_to(history, view.job)}` lists them")]
     if view.generation is not None:
         facts += cost_table.figures(losses(history, view.job, now=view.at))
     return facts
