@@ -28,6 +28,7 @@ HoldfastError
 │   ├── UnknownJob           no job of this name in the history
 │   ├── NoJob                no job was named, and there is none
 │   ├── UnknownIncident      no incident of this number or id in the history
+│   ├── UnknownRank          the job has no rank of this number
 │   ├── UnknownFault         no fault kind of this name in the catalogue
 │   ├── UnknownPolicy        no policy of this name, and no such file
 │   ├── BadSetting           an environment variable with an invalid value
@@ -406,9 +407,27 @@ class UnknownIncident(OperatorError):
     """No incident of this number or id in the history."""
 
     incident: str
+    job: str = ""
+    """The job that was named."""
+    run: str = ""
+    """The id of the run that this name or id stands for."""
 
     def __str__(self) -> str:
+        if self.job:
+            other = "`holdfast ps -a` lists all runs with their ids, which `--job` accepts"
+            return f"no incident '{cut(self.incident)}' in run {self.run} of job '{cut(self.job)}'. {other}."
         return f"no incident '{cut(self.incident)}' in the history. `holdfast incidents JOB` lists those of a job."
+
+
+class UnknownRank(OperatorError):
+    """The job has no rank of this number."""
+
+    ranks: str
+    job: str
+    known: str
+
+    def __str__(self) -> str:
+        return f"job '{cut(self.job)}' has no rank {cut(self.ranks)}. Its ranks are {self.known}."
 
 
 class UnknownFault(OperatorError):

@@ -141,7 +141,7 @@ TEXTS: dict[str, tuple[Callable[[], str], str]] = {
             "training again after 260 ms, 0 steps lost.\n\n"
             "Seen: RuntimeError: sizes do not fit in model.py:12\n\n"
             "Action: nothing to do.\n\n"
-            "All of it: `holdfast incidents show 1 --job gpt`\n\n"
+            "All of it: `holdfast incidents show i1`\n\n"
             "Job gpt on cluster lab, controller on head\nRun: http://ui/runs/flow-run/1\nIncident: http://ui/1"
         ),
     ),

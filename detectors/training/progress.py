@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import isfinite
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 from holdfast.detectors.catalogue import Attribution, Fault, FaultKind, RecommendedAction, fault_kind
 from holdfast.detectors.evidence import HangLimits, InterruptedRecovery, Progress, RankProgress, RecoveryTimeout, Sample
@@ -142,15 +142,50 @@ def pause_in(seen: Progress, limits: HangLimits) -> float:
     return quiet if quiet > hang_limit(seen.step_seconds, limits) else 0.0
 
 
-def describe_pause(seen: Progress, limits: HangLimits) -> str:
-    """Describe that a job has made no progress for longer than usual, what the ranks report as the cause, and when it counts as hung."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """A job that has made no progress for longer than usual, and what its ranks reported as the cause."""
+
+    at: float
+    """When this was seen, in seconds since 1970."""
+    quiet: float
+    """Seconds without progress until then."""
+    usual: float
+    """Seconds that a step usually takes."""
+    hang_after: float
+    """Seconds without progress after which the job counts as hung."""
+    rank: int | None = None
+    """The rank that the others wait for, if that is known."""
+    node: str | None = None
+    cause: str = ""
+
+    @property
+    def text(self) -> str:
+        """Return the pause for people: how long, why, and when it counts as a hang."""
+        return (
+            f"no rank made progress for {self.quiet:.1f} s (a step takes {self.usual:.2f} s)"
+            + (f": {self.cause}" if self.cause else "")
+            + f". It counts as a hang after {self.hang_after:.0f} s (`timeouts.hang`), or at once when the ranks prove to wait "
+            "for each other"
+        )
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the pause for the history."""
+        return asdict(self)
+
+
+def describe_pause(seen: Progress, limits: HangLimits) -> Pause:
+    """Return since when a job has made no progress, what the ranks report as the cause, and when it counts as hung."""
     found = explain(seen.ranks) if seen.status_requested else None
-    quiet, usual = min(held.age for held in seen.ranks.values()), median(seen.step_seconds[-WINDOW:])
-    return (
-        f"no rank made progress for {quiet:.1f} s (a step takes {usual:.2f} s)"
-        + (f": {found.quote}" if found else "")
-        + f". It counts as a hang after {act_limit(seen, limits):.0f} s (`timeouts.hang`), or at once when the ranks prove to wait "
-        "for each other"
+    rank = found.rank if found else None
+    return Pause(
+        at=seen.at,
+        quiet=min(held.age for held in seen.ranks.values()),
+        usual=median(seen.step_seconds[-WINDOW:]),
+        hang_after=act_limit(seen, limits),
+        rank=rank,
+        node=seen.ranks[rank].node if rank in seen.ranks else None,
+        cause=found.quote if found else "",
     )
 
 

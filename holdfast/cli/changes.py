@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sqlmodel import SQLModel
 
-from holdfast.cli.job_view import WARNINGS, JobView, failed_save, last_step_of, newest_complete, ranks_by_node
+from holdfast.cli.job_view import WARNINGS, JobView, failed_save, last_step_of, newest_complete, ranks_by_node, reference_to
 from holdfast.cli.node_view import NodeRecords, cluster_name, nodes_of
 from holdfast.cli.recovery_view import Recovery, phase_times
 from holdfast.history import queries
@@ -239,13 +239,13 @@ def end_change(history: History, view: JobView) -> JobChange:
         detail = str(roots[-1].evidence.get("detail") or "").strip() if roots else ""
         lines += [f"│ {line}" for line in detail.splitlines()[-EVIDENCE_LINES:]]
         if view.incidents:
-            lines.append(f"`holdfast incidents show {view.incidents[-1].number} --job {view.job.name}` shows the last incident in full")
+            lines.append(f"`holdfast incidents show {view.incidents[-1].id}` shows the last incident in full")
     if view.state == "CANCELLED" and view.checkpoint:
         lines.append("`holdfast run` with the same job file continues from that checkpoint")
     if (step := view.complete_before) is not None:
         lines.append(complete_already(view.job.name, step, str(checkpoint_directory(view.job))))
     if view.step or view.incidents:
-        lines.append(f"`holdfast report {view.job.name} -o report.html` writes a report")
+        lines.append(f"`holdfast report {reference_to(history, view.job)} -o report.html` writes a report")
     record = {**view.as_record(), "losses": lost.as_record()}
     return JobChange(event="end", at=view.at, text="\n".join(lines), record=record)
 

@@ -163,10 +163,8 @@ class Frame:
             yield Section(priority=11, lines=_row("removed", out, width, most=lines, style="yellow"))
         if not view.ended:
             yield from self._saved(width, lines)
-        if view.warnings:
-            last = view.warnings[-1]
-            text = f"{last.kind} on {on_target(last.target)}: {last.evidence.get('quote', '')}"
-            yield Section(priority=8, lines=_row("warning", text, width, most=lines, style="yellow"))
+        if texts := view.warning_texts:
+            yield Section(priority=8, lines=_row("warning", texts[-1], width, most=lines, style="yellow"))
         if recovery is not None:
             yield from _recovery(recovery, width, lines)
         events = [line for one in self._events for line in _event(one, width)]

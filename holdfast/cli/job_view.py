@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final, Literal
 
 from sqlmodel import col, select
 
 from holdfast.cli.node_view import JobNodes, NodeRecords, cluster_name, nodes_of
 from holdfast.cli.recovery_view import Recovery
+from holdfast.detectors.evidence import HangLimits
+from holdfast.detectors.training.progress import Pause, hang_limit
 from holdfast.errors import NoJob, UnknownJob
 from holdfast.history import queries
 from holdfast.history.lease import leases_of
@@ -28,7 +31,7 @@ from holdfast.history.models import (
 )
 from holdfast.history.store import History
 from holdfast.report import memory
-from holdfast.report.text.wording import NOTHING, count, duration, listing, per_second, plural, ranks
+from holdfast.report.text.wording import NOTHING, count, duration, listing, on_target, per_second, plural, ranks
 
 MIN_ID: Final = 6
 """Characters of an id from which it is distinguished from a mistyped name."""
@@ -44,6 +47,10 @@ FIRST_STEPS: Final = 5.0
 SIZE_UNITS: Final[tuple[Literal["tokens"], Literal["samples"]]] = ("tokens", "samples")
 WINDOW: Final = 20
 """Steps over which the rate is taken."""
+FRESH: Final = HangLimits(hang_min=memory.STALE)
+"""When the newest step is old: it is older than any pause between steps before, and than the way into the history explains."""
+NO_PROGRESS: Final = "no-progress"
+"""The kind of the warning that no rank makes progress, in records for programs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +137,35 @@ class JobView:
         return max(0.0, (self.move.at if self.move and self.ended else self.at) - self.job.at)
 
     @property
+    def stale(self) -> float | None:
+        """Return the age in seconds of the newest step of a job that should train, if that is older than its steps explain; else None."""
+        if self.step is None or not (self.state == "RUNNING" or self.trains_early):
+            return None
+        same = self._window
+        intervals = tuple(after.at - before.at for before, after in pairwise(same)) or (self.step.seconds,)
+        age = self.at - self.step.at
+        return age if age > hang_limit(intervals, FRESH) else None
+
+    @property
+    def pause(self) -> Pause | None:
+        """Return the pause in which no rank makes progress, as the controller recorded it; None where a step has been made since."""
+        found = ((self.generation.facts or {}) if self.generation else {}).get("pause")
+        if not found or not (self.state == "RUNNING" or self.trains_early):
+            return None
+        try:
+            pause = Pause(**found)
+        except TypeError:  # of another version: this is not worth a status that cannot be shown
+            return None
+        return pause if self.step is None or self.step.at <= pause.at else None
+
+    @property
     def rate(self) -> float | None:
-        """Return steps per second, over the newest steps of the present generation."""
+        """Return steps per second, over the newest steps of the present generation; None where a controller sees no step any more."""
+        return None if self.stale is not None and self.holder is not None else self._measured_rate
+
+    @property
+    def _measured_rate(self) -> float | None:
+        """Return steps per second as of the newest step."""
         if not self.steps:
             return None
         last, same = self.steps[-1], self._window
@@ -147,6 +181,8 @@ class JobView:
     def size_rate(self, unit: Literal["samples", "tokens"]) -> float | None:
         """Return samples or tokens per second, over the newest steps of the present generation; None where the script reports none."""
         same = self._window
+        if self.rate is None:
+            return None
         sizes = [size for step in same[1:] if (size := getattr(step, unit)) is not None]
         if not sizes or len(sizes) < len(same) - 1 or same[-1].at <= same[0].at:
             return None
@@ -156,6 +192,8 @@ class JobView:
     def eta(self) -> float | None:
         """Return the seconds until the last step, while the job runs and reports which step that is."""
         if not (self.state == "RUNNING" or self.trains_early) or not self.step or not self.until or not self.rate or self.rate <= 0:
+            return None
+        if self.stale is not None:
             return None
         return max(0.0, (self.until - self.step.step) / self.rate)
 
@@ -194,7 +232,7 @@ class JobView:
     def _at_risk(self, *ages: int | None) -> StepsAtRisk | None:
         assert self.step is not None
         steps = min((age for age in ages if age is not None), default=self.step.step)
-        return StepsAtRisk(steps=steps, seconds=steps / self.rate if self.rate else None)
+        return StepsAtRisk(steps=steps, seconds=steps / self._measured_rate if self._measured_rate else None)
 
     @property
     def _since_checkpoint(self) -> int | None:
@@ -288,10 +326,51 @@ class JobView:
 
     @property
     def speed(self) -> str:
-        """Return the rate as text, in the unit that gives a number above one."""
+        """Return the rate as text, in the unit that gives a number above one; where the newest step is old, since when there is none."""
+        if self.stale is not None and self.rate is None:
+            return f"no step for {duration(self.stale)}"
         if self.rate is None or self.rate <= 0:
             return NOTHING
-        return f"{self.rate:.2f} steps/s" if self.rate >= 1 else f"{duration(1 / self.rate)} a step"
+        as_of = f" {self.as_of}" if self.as_of else ""
+        return (f"{self.rate:.2f} steps/s" if self.rate >= 1 else f"{duration(1 / self.rate)} a step") + as_of
+
+    @property
+    def as_of(self) -> str:
+        """Return how old step and rate are, if that is more than the steps explain: ``as of 8.90 s ago``; else empty."""
+        return "" if self.stale is None else f"as of {duration(self.stale)} ago"
+
+    @property
+    def warning_texts(self) -> list[str]:
+        """Return all warnings for people, oldest first; the last one is that no rank makes progress, if that is so."""
+        found = [f"{one.kind} on {on_target(one.target)}: {one.evidence.get('quote', '')}" for one in self.warnings]
+        if (pause := self.pause) is None:
+            return found
+        since = max(0.0, self.at - pause.at)
+        seconds, ago = max(pause.quiet + since, self.stale or 0.0), duration(since)  # a controller that has just taken over saw less of it
+        quiet = f"no rank made progress for {duration(seconds)}"
+        if self.holder is None:
+            quiet = f"no rank made progress for {duration(pause.quiet)}, as of {ago} ago"
+        cause = f": {pause.cause} (reported {ago} ago)" if pause.cause else ""
+        return [*found, f"{quiet}; a step takes {duration(pause.usual)}{cause}. It counts as a hang after {duration(pause.hang_after)}"]
+
+    def _warning_records(self) -> list[dict[str, Any]]:
+        """Return all warnings for programs, oldest first."""
+        found = [
+            {"kind": one.kind, "at": one.at, "target": one.target, "step": one.step, "evidence": one.evidence.get("quote", "")}
+            for one in self.warnings
+        ]
+        if (pause := self.pause) is None:
+            return found
+        target = "job" if pause.rank is None else f"rank {pause.rank}" + (f" on {pause.node}" if pause.node else "")
+        step = self.step.step if self.step else None
+        return [*found, {"kind": NO_PROGRESS, "at": pause.at - pause.quiet, "target": target, "step": step, "evidence": pause.text}]
+
+    def _rank_records(self) -> list[dict[str, Any]]:
+        """Return the ranks of the present generation for programs: node, and pid of the process there where that is known."""
+        facts = (self.generation.facts or {}) if self.generation else {}
+        pids = {} if self.ended else facts.get("pids") or {}
+        placed = ((rank, node) for node, held in self.members.items() for rank in held)
+        return [{"rank": rank, "node": node, "pid": pids.get(str(rank))} for rank, node in sorted(placed)]
 
     @property
     def throughput(self) -> str:
@@ -318,7 +397,10 @@ class JobView:
             "full_size": ((generation.facts or {}).get("width") or generation.world_size) if generation else None,
             "nodes": self.members,
             **self.nodes.as_record(),
+            "ranks": self._rank_records(),
             "step": step.step if step else None,
+            "step_at": step.at if step else None,
+            "stale_s": self.stale,
             "until": self.until,
             "complete_before": self.complete_before,
             "loss": step.loss if step else None,
@@ -333,10 +415,7 @@ class JobView:
             "integration": self.integration or None,
             "at_risk": self.at_risk.as_record() if self.at_risk else None,
             "at_risk_with_node": self.at_risk_with_node.as_record() if self.at_risk_with_node else None,
-            "warnings": [
-                {"kind": one.kind, "at": one.at, "target": one.target, "step": one.step, "evidence": one.evidence.get("quote", "")}
-                for one in self.warnings
-            ],
+            "warnings": self._warning_records(),
             "incidents": len(self.incidents),
             "incident": incident.model_dump() if incident else None,
             "recovery": self.recovery.as_record() if self.recovery else None,
@@ -456,6 +535,11 @@ def find_job(history: History, reference: str | None) -> Job:
         if len(found) != 1:
             raise
         return found[0]
+
+
+def reference_to(history: History, job: Job) -> str:
+    """Return what names *job* in a command: its name, or its id where the name stands for a newer run."""
+    return job.name if queries.newest_job(history, job.name).id == job.id else job.id
 
 
 def ranks_by_node(members: dict[str, list[int]], most: int = 16) -> str:

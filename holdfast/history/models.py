@@ -141,7 +141,8 @@ class Generation(SQLModel, table=True):
     reason: str = ""
     facts: dict[str, Any] | None = _maybe_json()
     """What a controller needs to reattach: since when each process has its rank, the store, the roles of the job. For those who watch the
-    job: ``spare_nodes``, ready ``hot_spares`` by node, ``isolated`` nodes with the reason; none before the first report."""
+    job: ``spare_nodes``, ready ``hot_spares`` by node, ``isolated`` nodes with the reason, ``pids`` by rank, and the ``pause`` in which no
+    rank makes progress; none before the first report."""
 
 
 class NodeStatusChange(SQLModel, table=True):

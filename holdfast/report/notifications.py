@@ -219,7 +219,7 @@ class Notifications:
                 f"Seen: {quote}" if quote else "",
                 f"Why: {why}" if (why := incident_text.why_failed(case)) else "",
                 f"Action: {incident_text.to_do(case, job, quarantined)}.",
-                f"All of it: `holdfast incidents show {incident.number} --job {job}`",
+                f"All of it: `holdfast incidents show {incident.id}`",
             ),
             nodes=tuple(dict.fromkeys([*incident_text.all_nodes(case), *quarantined])),
         )

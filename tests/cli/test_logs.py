@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,10 +15,11 @@ import pytest
 
 from holdfast.agent.workers.log_files import place_of, shared_source
 from holdfast.cluster.remote import RemoteNodes
+from holdfast.errors import UnknownRank
 from holdfast.history import models
 from holdfast.history.store import History
 from holdfast.paths import job_directory
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, refused
 from tests.cli.written_history import Author
 from tests.cluster.proxies import Boxes, ChildTransport
 from tests.mentions import mentions
@@ -133,6 +135,7 @@ def test_logs_of_other_machines_come_through_their_gates(here: Command, running:
     (folder / "secret.txt").write_text("hunter2")
     assert here("logs", "--rank", "0").stdout == "far away\n"
     assert here("logs", "--node", "n1").stdout.splitlines() == ["== rank 2 on n1", "went elsewhere", "== rank 7 on n1", "of an earlier job"]
+    assert here("logs", "--node", "n1", "--rank", "7").stdout == "of an earlier job\n", "not of this job, and on this node"
     done = here("logs", "--node", "n9")
     assert (done.returncode, "has no node 'n9'" in done.stderr) == (2, True)
     reach.down = True
@@ -168,3 +171,21 @@ def test_a_proxy_serves_only_logs_of_jobs(job: str, name: str, reach: ChildTrans
     assert nodes.log("box-0", "gpt-small", "rank-0.log", 4, 4) == b"away"
     nodes.close()
     wait_until(lambda: reach.pipes[0].child.poll() is not None, seconds=60)
+
+
+def test_a_rank_that_the_job_never_had_is_refused(here: Command, running: Author) -> None:
+    """Exit status 2, with the ranks that there are."""
+    write(job_directory("gpt-small") / "logs", rank_0="one\n")
+    for arguments in (("--rank", "9"), ("--rank", "0,9"), ("--rank", "9", "--json"), ("--rank", "9", "--follow")):
+        done = here("logs", "gpt-small", *arguments)
+        assert refused(done, UnknownRank("9", "gpt-small", "0–3"))  # noqa: RUF001 (a range)
+    assert mentions(done.stderr, "job 'gpt-small' has no rank 9", "0–3")  # noqa: RUF001 (a range)
+    assert here("logs", "gpt-small", "--rank", "0").stdout == "one\n"
+
+
+def test_before_a_job_has_ranks_none_is_unknown(here: Command, book: History) -> None:
+    """It may have that rank in a moment."""
+    Author(book, "new", time.time())
+    done = here("logs", "new", "--rank", "9")
+    assert done.returncode == 0
+    assert mentions(done.stderr, "no logs", "rank 9")

@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
+from holdfast.detectors.training.progress import Pause
+from holdfast.errors import UnknownIncident
 from holdfast.history import FaultRecord, acquire, queries
 from holdfast.history.health_samples import save_sweep
+from holdfast.history.models import Generation
 from holdfast.history.store import History
 from holdfast.policies.nodes.node_health import FRESH, HealthAssessment
 from holdfast.report.text.wording import decided
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, refused
 from tests.cli.written_history import TRACEBACK, Author, an_incident_diagnosis
 from tests.mentions import mentions, one_line_mentions
 
@@ -121,6 +124,93 @@ def test_a_job_without_recorded_snapshots_shows_none(here: Command, book: Histor
 def test_status_shows_that_a_job_has_no_controller(here: Command, running: Author) -> None:
     """And how to have the job adopted."""
     assert one_line_mentions(here("status", "gpt-small").stdout, "controller", "none", "`holdfast run`")
+
+
+def a_job_without_progress(book: History, *, ago: float) -> Author:
+    """Give a job that made 60 steps, the last of them *ago* seconds ago, and runs by its record."""
+    author = Author(book, "stuck", time.time() - ago - 20)
+    author.generation(1, {"n0": [0, 1]}, seconds=0.5)
+    author.move("RUNNING", "all 2 rank(s) run", seconds=2)
+    author.steps(1, 60, generation=1, seconds=20 - 59 * 0.1)
+    return author
+
+
+def record_pause(author: Author, pause: Pause) -> None:
+    """Record *pause* and the pids of the ranks with the job's generation, as its controller does."""
+    with author.history.session() as session:
+        row = session.get(Generation, f"{author.job.id}-1")
+        assert row is not None
+        row.facts = {"pids": {"0": 4711, "1": 4712}, "pause": pause.as_record()}
+
+
+def test_a_job_that_makes_no_progress_is_no_healthy_job(here: Command, book: History) -> None:
+    """Status, `ps` and JSON: since when, the rank that the others wait for and its pid; no rate, no ETA. Over with the next step."""
+    author = a_job_without_progress(book, ago=60)
+    acquire(book, author.job, holder="the flow of this test")
+    cause = "rank 1 on n0 did not arrive at the vote on the step (rank 0 waits since 1.9 s)"
+    pause = Pause(at=author.zero + 22, quiet=2.0, usual=0.1, hang_after=300.0, rank=1, node="n0", cause=cause)
+    record_pause(author, pause)
+    text = here("status", "stuck").stdout
+    assert one_line_mentions(text, "warning", "no rank made progress for 1 min", "100 ms", cause, "reported", "5 min 00 s")
+    assert one_line_mentions(text, "step", "60 of 10,000", "as of 1 min")
+    assert one_line_mentions(text, "rate", "no step for 1 min")
+    assert "ETA" not in text
+    assert "steps/s" not in text
+    row = here("ps").stdout.splitlines()[1]
+    assert "no step for 1 min" in row
+    assert "steps/s" not in row
+    for output in (json.loads(here("status", "stuck", "--json").stdout), *json.loads(here("ps", "--json").stdout)):
+        (warning,) = output["warnings"]
+        assert warning == {"kind": "no-progress", "at": pause.at - 2.0, "target": "rank 1 on n0", "step": 60, "evidence": pause.text}
+        assert (output["rate"], output["eta_s"], output["step_at"]) == (None, None, pytest.approx(author.zero + 20))
+        assert output["stale_s"] > 60
+        assert output["ranks"] == [{"rank": 0, "node": "n0", "pid": 4711}, {"rank": 1, "node": "n0", "pid": 4712}]
+    author.steps(61, 70, generation=1, seconds=time.time() - author.zero - 1)
+    output = json.loads(here("status", "stuck", "--json").stdout)
+    assert (output["warnings"], output["stale_s"]) == ([], None)
+    assert output["rate"] == pytest.approx(10, rel=0.01)
+    assert output["eta_s"] > 0
+
+
+def test_without_a_controller_numbers_are_shown_with_their_age(here: Command, book: History) -> None:
+    """The ranks may train on: the rate is that of before, and there is no ETA."""
+    a_job_without_progress(book, ago=60)
+    text = here("status", "stuck").stdout
+    assert one_line_mentions(text, "step", "60 of 10,000", "as of 1 min")
+    assert one_line_mentions(text, "rate", "10.00 steps/s as of 1 min")
+    assert "ETA" not in text
+    output = json.loads(here("status", "stuck", "--json").stdout)
+    assert (output["rate"], output["eta_s"], output["flow"]) == (pytest.approx(10), None, None)
+    assert output["stale_s"] > 60
+    assert output["warnings"] == []
+    assert [one["pid"] for one in output["ranks"]] == [None, None], "no controller has recorded them"
+
+
+def test_a_step_that_takes_long_is_no_old_one(here: Command, book: History) -> None:
+    """Steps of 40 s, the newest of them 60 s ago."""
+    author = Author(book, "slow", time.time() - 300)
+    author.generation(1, {"n0": [0]}, seconds=0.5)
+    author.move("RUNNING", "all 1 rank(s) run", seconds=2)
+    author.steps(1, 5, generation=1, seconds=80, each=40.0)
+    output = json.loads(here("status", "slow", "--json").stdout)
+    assert output["stale_s"] is None
+    assert output["eta_s"] > 0
+    assert one_line_mentions(here("status", "slow").stdout, "ETA", "5 of 10,000")
+
+
+def test_hints_name_a_run_by_its_id_once_its_name_is_that_of_a_newer_one(here: Command, running: Author, book: History) -> None:
+    """Each hint can be typed as it stands, and finds the run that it is about; an unknown incident is refused with the run in the text."""
+    old = running.job.id
+    assert mentions(here("incidents", "gpt-small").stderr, "`holdfast incidents show N --job gpt-small`")
+    newer = Author(book, "gpt-small", time.time())
+    newer.move("RUNNING", "every worker made its first step", seconds=0)
+    for command in (("incidents", old), ("status", old, "--events")):
+        assert mentions(here(*command).stderr, f"`holdfast incidents show N --job {old}`")
+    assert f"`holdfast incidents {old}` lists them" in here("status", old).stdout
+    assert mentions(here("incidents", "show", "3", "--job", old).stdout, "gpt-small, incident 3")
+    done = here("incidents", "show", "3", "--job", "gpt-small")
+    assert refused(done, UnknownIncident("3", "gpt-small", newer.job.id))
+    assert one_line_mentions(done.stderr, "no incident '3'", newer.job.id, "job 'gpt-small'", "`holdfast ps -a`")
 
 
 def test_programs_get_the_same_as_json(here: Command, running: Author) -> None:

@@ -331,7 +331,11 @@ def test_a_failed_job_shows_its_traceback(running: Author, book: History) -> Non
     end(running, book, "FAILED", "the script's own error")
     rest, _ = child.communicate(timeout=SECONDS)
     assert all(f"│ {line}" in rest for line in TRACEBACK.splitlines())
-    assert mentions(rest, "`holdfast incidents show 3 --job gpt-small`")
+    hint = re.search(r"`holdfast (incidents show \w+)`", rest)
+    assert hint
+    later = Author(book, "gpt-small", time.time())  # the hint is read when the name stands for another run
+    later.move("RUNNING", "every worker made its first step", seconds=0)
+    assert mentions(subprocess.check_output([*PROGRAM, *hint[1].split()], env=environment(), text=True), "gpt-small, incident 3")
     assert child.returncode == 1
 
 

@@ -10,6 +10,7 @@ from holdfast.control.supervisor import event_table
 from holdfast.detectors.catalogue import Fault
 from holdfast.detectors.diagnosis import see
 from holdfast.detectors.evidence import HangLimits
+from holdfast.detectors.training.progress import Pause
 from holdfast.protocol import Message
 from tests.mentions import mentions
 
@@ -142,7 +143,8 @@ def quiet_for(board: GenerationState, now: float, quiet: float) -> None:
 def test_a_pause_is_reported_once_and_extends_the_limit_for_later_ones() -> None:
     """A longer one is reported again; one that a recovery ended does not count."""
     board, limits, words = GenerationState(1, {"a": [0], "b": [1]}), HangLimits(), list[str]()
-    pauses = Pauses(words.append)
+    recorded = list[Pause | None]()
+    pauses = Pauses(words.append, recorded.append)
     for rank, pid in ((0, 100), (1, 101)):
         send(board, "worker.started", 0.0, rank=rank, pid=pid)
         send(board, "worker.stepped", 1.0, rank=rank, step=1, until=9)
@@ -167,3 +169,5 @@ def test_a_pause_is_reported_once_and_extends_the_limit_for_later_ones() -> None
     after.keep(board)
     assert after.longest_pause == 80.0
     assert mentions(words[0], "300 s")
+    quiet = [None if one is None else one.quiet for one in recorded]
+    assert quiet == [10.0, None, 12.5, None, 20.0, None], "every pause is recorded where it is seen first, and its end"

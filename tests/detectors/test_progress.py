@@ -178,7 +178,7 @@ def test_a_pause_of_a_hundred_steps_is_reported_but_no_fault(ages: tuple[float, 
         quiet = replace(status(*ages), status_requested=status_requested)
         assert seen(quiet) == []
         assert pause_in(quiet, HangLimits()) == ages[0]
-        assert mentions(describe_pause(quiet, HangLimits()), "300 s", "timeouts.hang")
+        assert mentions(describe_pause(quiet, HangLimits()).text, "300 s", "timeouts.hang")
     assert pause_in(status(1.9, 1.9), HangLimits()) == 0.0
 
 

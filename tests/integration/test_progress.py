@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import troubles
+from holdfast.cli.job_view import view_job
 from holdfast.history import models, queries
 from tests.integration.stage import Play, Stage
 from tests.mentions import mentions
@@ -133,7 +134,12 @@ def test_an_evaluation_and_a_save_that_nobody_declared_are_remarked_on_and_no_fa
     before = nodes_of(play)
     usual = sorted(one.seconds for one in queries.steps(stage.history, play.job.id))[5]
     trouble(play, 0, f"time.sleep({50 * usual + 2})")
+    wait_until(
+        lambda: "rank 0 on " in "".join(one["target"] for one in view_job(stage.history, play.job).as_record()["warnings"]), seconds=30
+    )
+    assert {one["rank"]: one["pid"] for one in view_job(stage.history, play.job).as_record()["ranks"]} == play.pids()
     play.steps_to(play.chaos.step() + 5)
+    wait_until(lambda: view_job(stage.history, play.job).pause is None, seconds=30)
     for rank in range(3):
         trouble(play, rank, f"time.sleep({100 * usual + 2})")
     play.steps_to(play.chaos.step() + 5)

@@ -71,7 +71,7 @@ def test_it_answers_what_somebody_on_call_asks_first(killed: IncidentCase) -> No
     ):
         assert line in written.splitlines()
     assert plain(incident_text.to_do(killed, "gpt", {"node-0": "Xid 79"})) in written
-    assert one_line_mentions(written, "(http://ui/run)", "(http://ui/page)", "`holdfast incidents show 1 --job gpt`")
+    assert one_line_mentions(written, "(http://ui/run)", "(http://ui/page)", f"`holdfast incidents show {killed.incident.id}`")
 
 
 def test_it_says_what_was_seen_and_what_was_decided_and_folds_what_was_not_done(killed: IncidentCase) -> None:

@@ -70,7 +70,7 @@ def test_what_is_over_soon_is_one_notification() -> None:
     assert mentions(what, "14:02:11 UTC", "rank 1", "node-1", "SIGKILL", "hot spare", "node-2", "260 ms", "0 steps")
     assert mentions(seen, "RuntimeError: sizes do not fit in model.py:12")
     assert mentions(action, incident_text.NOTHING_TO_DO)
-    assert mentions(everything, "`holdfast incidents show 1 --job gpt`")
+    assert mentions(everything, "`holdfast incidents show i1`")
     assert mentions(where, "gpt", "lab", "head", LAB.link, "http://ui/1")
     assert (notification.job, notification.cluster, notification.host, notification.nodes, notification.link) == (
         "gpt",

@@ -67,7 +67,8 @@ def status() -> None:
 def logs() -> None:
     """Show what the ranks of a JOB have written.
 
-    Logs are read from the nodes; default: the newest job. Exit status 1: a node could not be read.
+    Logs are read from the nodes; default: the newest job. Exit status 1: a node could not be read; 2: the job has no
+    such rank.
     """
 
 

@@ -69,7 +69,7 @@ class JobFaults:
     def __post_init__(self) -> None:
         lease = self.spec.timeouts.lease.total_seconds()
         self.connectivity = ConnectivityMonitor(self.agents, lambda: self.generations.members, lease, self.announce, self.log.record_event)
-        self.pauses = Pauses(self.log.record_event)
+        self.pauses = Pauses(self.log.record_event, self.generations.record_pause)
         self.rank_status = RankStatusQuery(self.agents)
         self.network_check = NetworkCheck(self.agents.source)
         self._limits = hang_limits(self.spec.timeouts)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.detectors.evidence import GroupProgress, HangLimits, PendingOperation, Progress, RankStatus
-from holdfast.detectors.training.progress import describe_pause, hang_limit, pause_in
+from holdfast.detectors.training.progress import Pause, describe_pause, hang_limit, pause_in
 from holdfast.protocol import Message
 
 if TYPE_CHECKING:
@@ -50,9 +50,10 @@ class RankStatusQuery:
 class Pauses:
     """Reports a job's longest pauses between two steps; what one pause took, a later one may take without being a hang."""
 
-    def __init__(self, report: Callable[[str], None]) -> None:
-        """Start with no pause seen; *report* gets the message for people."""
-        self._report = report
+    def __init__(self, report: Callable[[str], None], record: Callable[[Pause | None], None]) -> None:
+        """Start with no pause seen; *report* gets the message for people, *record* the present pause, or None once it is over."""
+        self._report, self._record = report, record
+        self._recorded: Pause | None = None
         self._generation = -1
         self._present = self._longest = 0.0
         self._reported = False
@@ -60,15 +61,27 @@ class Pauses:
     def poll(self, state: GenerationState, seen: Progress, limits: HangLimits) -> None:
         """Follow the progress of the ranks of *state*; a pause that a recovery ended says nothing about the job."""
         if state.generation != self._generation:
-            self._generation, self._present, self._reported = state.generation, 0.0, False
+            self._generation, self._present, self._reported, self._recorded = state.generation, 0.0, False, None
         pause = pause_in(seen, limits)
         if pause < self._present:
             state.longest_pause = self._longest = max(self._longest, self._present)
             self._reported = False
         self._present = pause
+        if not pause:
+            self._keep(None)
+            return
+        found = describe_pause(seen, limits)
+        if self._recorded is None or (found.cause and found.rank != self._recorded.rank):  # the ranks' answers come later than the pause
+            self._keep(found)
         if not self._reported and pause > LONGER * self._longest:
             self._reported = True
-            self._report(describe_pause(seen, limits))
+            self._report(found.text)
+
+    def _keep(self, pause: Pause | None) -> None:
+        """Record the pause, every one: those who watch the job have to see it, also one that is too short to be reported again."""
+        if pause is not self._recorded:
+            self._recorded = pause
+            self._record(pause)
 
 
 def parse_rank_status(answer: Mapping[str, Any]) -> RankStatus | None:

@@ -14,6 +14,7 @@ from holdfast.control.state.generation import GenerationState
 from holdfast.control.state.job_log import JobLog
 from holdfast.control.state.migration import MigrationState
 from holdfast.control.state.rank_table import RankTable
+from holdfast.detectors.training.progress import Pause
 from holdfast.history import History, models, queries
 from holdfast.policies.nodes.placement import nodes_needed
 from holdfast.policies.recovery.case import ModelCopies
@@ -45,7 +46,9 @@ class Generations:
         self.integration = ""
         """The level of integration that the script has reached, as a sentence; empty until that is known."""
         self._reserve: dict[str, Any] = {}
-        """Spare nodes, hot spares and isolated nodes, as last recorded."""
+        """Spare nodes, hot spares, isolated nodes, and the pid of each rank's process on its node, as last recorded."""
+        self._pause: dict[str, Any] | None = None
+        """Since when no rank makes progress, and why; None while they do."""
         self.sent_to: dict[str, int] = {}
         """Node to the newest generation that its agent received."""
         self.newest = 0
@@ -98,6 +101,8 @@ class Generations:
         before, self.state = self.state, GenerationState(number, membership, since=rank_table.since, kept=rank_table.kept)
         self.number, self.newest, self.members = number, max(self.newest, number), tuple(membership)
         self.rank_table, self.port = rank_table, rank_table.store[1]
+        self._pause = None
+        self._reserve.pop("pids", None)
         self.on_begin(before, self.state)
 
     def enter(self, number: int, membership: dict[str, list[int]], *, rank_table: RankTable, reason: str) -> None:
@@ -122,18 +127,24 @@ class Generations:
         """Return what the next controller has to know of this generation's processes if it reattaches to them."""
         groups = {"roles": [list(ranks) for ranks in self.roles], "copies": [list(ranks) for ranks in self.copies]}
         level = {"integration": self.integration} if self.integration else {}
-        return {**self.rank_table.as_record(), **groups, "recordings": self.recordings, **level, **self._reserve}
+        return {**self.rank_table.as_record(), **groups, "recordings": self.recordings, **level, **self._reserve, "pause": self._pause}
 
     def record_facts(self) -> None:
         """Record `facts` as they are now."""
         self._log.recorder.amend(models.Generation, self.id, facts=self.facts())
 
     def record_reserve(self, overview: Mapping[str, Any]) -> None:
-        """Record the spare nodes, ready hot spares and isolated nodes, when they have changed: `holdfast run` shows them."""
+        """Record the spare nodes, ready hot spares, isolated nodes and pids, when they have changed: `holdfast status` shows them."""
         found = {"spare_nodes": list(overview["spares"]), "hot_spares": overview["hot_spares"], "isolated": overview["isolated"]}
+        found["pids"] = {str(rank): view.pid for rank, view in self.state.ranks.items() if view.pid is not None and not view.ended}
         if self.number and found != self._reserve:
             self._reserve = found
             self.record_facts()
+
+    def record_pause(self, pause: Pause | None) -> None:
+        """Record since when no rank makes progress; None: they do again."""
+        self._pause = None if pause is None else pause.as_record()
+        self.record_facts()
 
     def record_first_step(self) -> None:
         """Record when this generation made its first step, and from which step it resumed."""

@@ -42,7 +42,7 @@ def incident_markdown(
         "## What was decided",
         *(_decided(case.decisions) if case.decisions else [plain(incident.reason) or "Nothing was decided yet."]),
         "---",
-        _links(incident, job, run_link, page_link),
+        _links(incident, run_link, page_link),
     ]
     return "\n\n".join(blocks) + "\n"
 
@@ -167,9 +167,9 @@ def _decided(decisions: Sequence[DecisionRecord]) -> Iterator[str]:
             yield _folded("What the policy considered first, and why not", passed)
 
 
-def _links(incident: Incident, job: str, run_link: str, page_link: str) -> str:
+def _links(incident: Incident, run_link: str, page_link: str) -> str:
     links = [f"[{name}]({link})" for name, link in (("Flow run", run_link), ("Job page", page_link)) if link]
-    return " · ".join([*links, f"`holdfast incidents show {incident.number} --job {_code(job)}`", f"incident `{_code(incident.id)}`"])
+    return " · ".join([*links, f"`holdfast incidents show {_code(incident.id)}`"])
 
 
 def _folded(summary: str, lines: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from holdfast.accounting.losses import losses
 from holdfast.cli.changes import ALWAYS_SHOWN, in_recovery
 from holdfast.cli.commands.watch.incidents import incident_table
 from holdfast.cli.commands.watch.ps import job_records
+from holdfast.cli.job_view import reference_to
 from holdfast.cli.output import clock, echo, echo_facts, echo_json, echo_styled, heading, hint
 from holdfast.history import queries
 from holdfast.history.models import Incident, Job
@@ -47,7 +48,7 @@ def show_events(book: History, job: Job, *, as_json: bool) -> None:
         echo_facts(list(cost_table.figures(losses(book, job))))
     if rows["incidents"]:
         echo()
-        hint(f"`holdfast incidents show N --job {job.name}` shows an incident in full.")
+        hint(f"`holdfast incidents show N --job {reference_to(book, job)}` shows an incident in full.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Final
 
 from sqlmodel import SQLModel
 
-from holdfast.cli.job_view import find_job
+from holdfast.cli.job_view import find_job, reference_to
 from holdfast.cli.output import clock, echo, echo_facts, echo_json, echo_table, heading, hint, section
 from holdfast.errors import UnknownIncident
 from holdfast.history import queries
@@ -29,14 +29,14 @@ def list_incidents(job: str | None, *, as_json: bool) -> int:
     """List the incidents of a job."""
     with closing(History.open(create=False)) as history:
         row = find_job(history, job)
-        found = queries.incidents(history, row.id)
+        found, reference = queries.incidents(history, row.id), reference_to(history, row)
     if as_json:
         echo_json({"job": row.name, "id": row.id, "incidents": [one.model_dump() for one in found]})
     elif not found:
         hint(f"Job '{row.name}' has no incident.")
     else:
         incident_table(found, row.at)
-        hint(f"`holdfast incidents show N --job {row.name}` shows one in full.")
+        hint(f"`holdfast incidents show N --job {reference}` shows one in full.")
     return 0
 
 
@@ -54,7 +54,7 @@ def find_incident(book: History, reference: str, job: str | None) -> Incident:
     run = find_job(book, job)
     found = [one for one in queries.incidents(book, run.id) if reference == str(one.number) or one.id.startswith(reference.lower())]
     if len(found) != 1:
-        raise UnknownIncident(f"{reference} of job {run.name}")
+        raise UnknownIncident(reference, run.name, run.id)
     return found[0]
 
 

@@ -14,10 +14,11 @@ from holdfast.cli.arguments import known_nodes
 from holdfast.cli.job_view import find_job
 from holdfast.cli.output import echo, echo_json, hint
 from holdfast.cluster import Logs, NodeBackend, open_cluster
-from holdfast.errors import WorldError
+from holdfast.errors import UnknownRank, WorldError
 from holdfast.history import queries
 from holdfast.history.models import Job
 from holdfast.history.store import History
+from holdfast.report.text.wording import ranks as in_ranges
 from holdfast.report.text.wording import visible
 from holdfast.stored_job import recorded_cluster
 
@@ -184,6 +185,8 @@ def logs(  # noqa: PLR0913 (as many as the command has options)
             running_at = None if since is None else _generation_at(history, row, since)
             reader = LogReader(row, source, LogFilter(ranks=ranks, nodes=nodes, running_at=running_at))
             found = reader.find(history)
+            if not reader.unreachable:  # a node that cannot be read may have the log
+                _check_ranks(history, row, ranks, found)
             ends = reader.ends(found, lines if since is None or not _ended_before(history, row, since) else 0)
             if as_json:
                 rows: list[dict[str, Any]] = [
@@ -202,6 +205,15 @@ def logs(  # noqa: PLR0913 (as many as the command has options)
             for name, why in reader.unreachable.items():
                 hint(f"{name} could not be read: {why}")
             return int(bool(reader.unreachable))
+
+
+def _check_ranks(history: History, job: Job, ranks: Iterable[int], found: Iterable[Log]) -> None:
+    """Raise `UnknownRank` for *ranks* that *job* never had, and of which no log was *found*; before it has any, none is unknown."""
+    held = {rank for some in queries.ranks_held(history, job.id).values() for rank in some}
+    names = {log.name for log in found}
+    unknown = [rank for rank in ranks if rank not in held and f"rank-{rank}.log" not in names]
+    if held and unknown:
+        raise UnknownRank(in_ranges(sorted(unknown)), job.name, in_ranges(sorted(held)))
 
 
 def _generation_at(history: History, job: Job, at: float) -> int:

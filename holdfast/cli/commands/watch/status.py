@@ -9,7 +9,7 @@ import click
 
 from holdfast.accounting.losses import losses
 from holdfast.cli.commands.watch.events import show_events
-from holdfast.cli.job_view import JobView, find_job, ranks_by_node, view_job
+from holdfast.cli.job_view import JobView, find_job, ranks_by_node, reference_to, view_job
 from holdfast.cli.output import clock, echo_facts, echo_json, heading
 from holdfast.history.lease import HEARTBEAT_TIMEOUT, standby_heartbeats
 from holdfast.history.models import StandbyHeartbeat
@@ -56,9 +56,13 @@ def _progress(view: JobView) -> list[tuple[str, str]]:
     facts = []
     if view.step:
         of = share(view.step.step / view.until) if view.until else ""
-        eta = f"ETA {duration(view.eta)}" if view.eta is not None else ""
+        eta = f"ETA {duration(view.eta)}" if view.eta is not None else view.as_of
         rate = "   ".join(part for part in (view.speed, view.throughput) if part)
-        facts += [("step", "   ".join(part for part in (view.progress, of, eta) if part)), ("loss", view.loss), ("rate", rate)]
+        facts += [
+            ("step", "   ".join(part for part in (view.progress, of, eta) if part)),
+            ("loss", view.loss),
+            ("rate", rate),
+        ]
     elif view.complete_before is not None:
         facts += [("step", f"complete at step {count(view.complete_before)} before it started: no step was left")]
     elif view.no_steps:
@@ -94,14 +98,14 @@ def _saved(view: JobView) -> list[tuple[str, str]]:
 
 
 def _faults(history: History, view: JobView) -> list[tuple[str, str]]:
-    facts = [("warning", f"{one.kind} on {on_target(one.target)}: {one.evidence['quote']}") for one in view.warnings[-MAX_WARNINGS:]]
+    facts = [("warning", text) for text in view.warning_texts[-MAX_WARNINGS:]]
     if now := view.incident:
         action = f", action: {now.action}" if now.action else ""
         facts += [
             ("open", f"incident {now.number} since {duration(view.at - now.fault_at)}: {now.kind} on {on_target(now.target)}{action}")
         ]
     if view.incidents:
-        facts += [("incidents", f"{len(view.incidents)}; `holdfast incidents {view.job.name}` lists them")]
+        facts += [("incidents", f"{len(view.incidents)}; `holdfast incidents {reference_to(history, view.job)}` lists them")]
     if view.generation is not None:
         facts += cost_table.figures(losses(history, view.job, now=view.at))
     return facts
