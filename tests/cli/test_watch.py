@@ -76,9 +76,9 @@ def test_a_job_without_incidents_is_polled_less_often(running: Author, book: His
     polls: list[float] = []
     real = JobFollower.poll
 
-    def poll(follower: JobFollower) -> tuple[list[JobChange], JobView]:
+    def poll(follower: JobFollower, **more: bool) -> tuple[list[JobChange], JobView]:
         polls.append(time.monotonic())
-        return real(follower)
+        return real(follower, **more)
 
     monkeypatch.setattr(JobFollower, "poll", poll)
     monkeypatch.setattr(watching, "HISTORY_INTERVAL", 3600.0)
@@ -243,7 +243,7 @@ def test_the_end_leaves_the_terminal_as_it_was(screen: Callable[..., Terminal], 
     assert summary["steps"].startswith("400 of 10,000, loss 0.")
     assert summary["incidents"].startswith("3: ")
     assert re.search(r"ETTR \d+\.\d%", terminal.text.rpartition("COMPLETED after")[2])
-    assert summary["checkpoint"] == "step 100, /somewhere/step-100"
+    assert summary["checkpoint"] == "step 100 of 10,000, /somewhere/step-100"
     assert "holdfast report gpt-small" in terminal.text
 
 

@@ -76,7 +76,7 @@ def test_a_policy_may_restart_a_script_that_could_not_start(stage: Stage, tmp_pa
     stage.count = 1
     policy = tmp_path / "policy.yaml"
     policy.write_text("fail_on_start_errors: false\n")
-    play = unmanaged(stage, "waits", "import nosuchmodule", nnodes=1, nproc_per_node=2, policy=str(policy))
+    play = unmanaged(stage, "restarts-allowed", "import nosuchmodule", nnodes=1, nproc_per_node=2, policy=str(policy))
     assert play.ends() == 1, play.log()
     assert next(one.action for one in queries.decisions(stage.history, play.job.id)) == "restart-workers"
 
