@@ -292,7 +292,11 @@ def test_the_users_own_error_ends_the_job_with_its_traceback(place: Place) -> No
     status, said = place.done("run", place.job("wrong-division", "def train():\n    return 1 / 0\n\ntrain()\n"))
     assert status == 1
     assert "│ ZeroDivisionError: division by zero" in said
-    assert one_line_mentions(said, "--job wrong-division")
+    shown = re.search(r"`holdfast (incidents show \S+)` shows the last incident in full", said)
+    assert shown, said
+    status, incident = place.done(*shown[1].split())
+    assert status == 0
+    assert one_line_mentions(incident, "ZeroDivisionError")
     gone(place)
 
 
