@@ -17,7 +17,6 @@ import argparse
 import json
 import os
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +25,7 @@ from torch import nn
 
 from benchmarks.measuring import PATIENCE, ROOT, prefect, spread, wait_for
 from benchmarks.real_job import Job
-from benchmarks.train_beside_stock import STEPS
+from benchmarks.train_beside_stock import STEPS, settle
 from holdfast.host.ports import free_port
 from holdfast.runtime.snapshots.config import SnapshotConfig, SnapshotPlace
 from holdfast.runtime.snapshots.copy_schedule import PROFILE, SnapshotLimits
@@ -55,13 +54,6 @@ TENSOR: Final = 64 * 2**20
 """Elements of a parameter."""
 ROUNDS: Final = 20
 LOADS: Final = 3
-
-
-def settle(device: torch.device) -> float:
-    """Wait for the device, and return the time."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 class Steps:

@@ -52,7 +52,9 @@ def page(plan: JobPlan, sizes: PlanSweep) -> bytes:
     request, best = plan.request, plan.sensitivity.points[0]
     with style():
         pictures = [
-            _picture("sizes", sizes, "Wasted on jobs of each size, by cause", "GPUs, with 3 % of spare nodes and up to 16 warm ones."),
+            _picture(
+                "sizes", sizes, "Wasted on jobs of each size, by cause", "GPUs, with 3 % of spare nodes and hot spares on up to 16 of them."
+            ),
             _picture("spares", plan.spares, "Spare nodes against waste", "Too few make the job wait, too many stand idle."),
             _picture("interval", plan.interval, "Checkpoint interval against waste", "Of checkpoints on disk, beside in-memory snapshots."),
             _picture("systems", plan.systems, "Systems under the same faults", "Each with the recommended spares."),
@@ -85,7 +87,7 @@ def page(plan: JobPlan, sizes: PlanSweep) -> bytes:
 
 def _spares(plan: JobPlan) -> str:
     count, warm = int(plan.spares.best.value), int(plan.hot_spares.best.value)
-    return f"{wording.plural(count, 'spare node')}, {warm} of them warm" if count else "No spare nodes"
+    return f"{wording.plural(count, 'spare node')}, {warm} of them with hot spares" if count else "No spare nodes"
 
 
 def _share_tile(label: str, spread: Spread, note: str) -> Tile:
