@@ -53,7 +53,11 @@ def explain(ranks: Mapping[int, RankProgress]) -> HangFinding | None:
     if not statuses:
         return None
     waits = list(_waits(statuses, frozenset(ranks)))
-    return _differ(ranks, statuses) or _absent(ranks, statuses, waits) or _circle(waits) or _held(statuses) or _by_stack(ranks, statuses)
+    absent = _absent(ranks, statuses, waits)
+    if absent is not None and absent.rank is not None:
+        absent = _left_in(ranks, statuses, absent.rank) or absent
+    found = _differ(ranks, statuses) or absent or _circle(waits) or _held(statuses) or _by_stack(ranks, statuses)
+    return found or next((left for rank in sorted(statuses) if (left := _left_in(ranks, statuses, rank)) is not None), None)
 
 
 def operations(ranks: Iterable[RankStatus]) -> tuple[tuple[str, str, int], ...]:
@@ -178,6 +182,28 @@ def _held(statuses: Mapping[int, RankStatus]) -> HangFinding | None:
         if len(here) == len(group.ranks) and seconds >= STUCK_SECONDS:
             quote = f"all {len(here)} ranks of group {name} are at {_sized(work)}, #{number}{_since(seconds, ',')}, and it does not finish"
             return HangFinding(kind=STUCK.id, rank=None, quote=quote, seconds=seconds)
+    return None
+
+
+def _left_in(ranks: Mapping[int, RankProgress], statuses: Mapping[int, RankStatus], rank: int) -> HangFinding | None:
+    """Report a collective that does not finish on *rank* although others have finished it: what they sent does not reach it."""
+    for group in statuses[rank].groups if rank in statuses else ():
+        theirs = {
+            other: one
+            for other in group.ranks
+            if other != rank and other in statuses
+            for one in statuses[other].groups
+            if one.name == group.name
+        }
+        for work in group.pending:
+            if work.way or work.seconds < STUCK_SECONDS or len(theirs) + 1 < len(group.ranks):
+                continue
+            begun = all(_count(one, "") >= work.number for one in theirs.values())
+            done = [other for other, one in theirs.items() if work.number not in {found.number for found in one.pending if not found.way}]
+            if begun and done:
+                quote = f"{_sized(work)}, #{work.number} of group {group.name}, does not finish on rank {rank}{_on(ranks[rank])}"
+                quote += f"{_since(work.seconds, ',')}, although {numbered(done)} {'has' if len(done) == 1 else 'have'} finished it"
+                return HangFinding(kind=STUCK.id, rank=rank, quote=quote, seconds=work.seconds)
     return None
 
 

@@ -259,10 +259,10 @@ def see_progress(seen: Progress, limits: HangLimits) -> Fault | None:
     """Report a hang once no rank has made progress for longer than the job's own limit.
 
     One rank without progress among advancing ones is no hang: it may wait for its turn. While a rank is in a declared section the others
-    wait for it, so only the section's limit applies.
+    wait for it, so only the section's limit applies, unless the ranks report that it waits itself.
     """
     if seen.steps_expected and any(held.section for held in seen.ranks.values()):
-        return _see_sections(seen, limits)
+        return _see_sections(seen, limits) or _see_waits(seen, limits)
     if seen.ended and seen.ranks:
         return _see_end(seen, limits)
     if not seen.steps_expected:
@@ -279,6 +279,21 @@ def _see_sections(seen: Progress, limits: HangLimits) -> Fault | None:
         if held.section and held.age > limit:
             return _fault(SECTION, seen, rank, f"section '{held.section}' has taken {held.age:.1f} s (limit {limit:.1f} s)", age=held.age)
     return None
+
+
+def _see_waits(seen: Progress, limits: HangLimits) -> Fault | None:
+    """Report ranks that wait within a section for a rank that is in none, or for each other: a section is given time for its own work.
+
+    A rank that hangs, or is cut off, while others meet at a checkpoint would be found only after the section's limit.
+    """
+    found = explain(seen.ranks) if seen.status_requested else None
+    if found is None or not seen.step_seconds:
+        return None
+    if found.kind == STUCK.id:  # what a section exchanges may be large: that it takes longer than a step proves nothing
+        limits = replace(limits, hang_min=act_limit(seen, limits))
+    elif not found.kind and (found.rank is None or seen.ranks[found.rank].section):
+        return None
+    return _see_steps(seen, limits, min(held.age for held in seen.ranks.values()))
 
 
 def _see_steps(seen: Progress, limits: HangLimits, quiet: float) -> Fault | None:

@@ -582,17 +582,18 @@ class Session(AbstractContextManager["Session"]):
         if self._recovery is not None and self._recovery.lost_any_peer:  # a new rank is not at a save: it would not answer
             self._tried = self.saved or 0
             return
-        with section("checkpoint"):
-            try:
-                if at_once or self._snapshotter is None or not self._leave_to_writer(self._snapshotter, self._world):
-                    state = self._training.collect({"step": self.steps_done, "loss": self.loss}, self._world.rank)
-                    if self._saver.save(state, self.steps_done, lowest=self._training.buffers()):
-                        self.saved = self.steps_done
-                        self._set_interval(self._saver.every)  # all ranks are here, or meet before the next step
-            except Exception as error:
-                if self._recovery is None or not self._recovery.lost_peer(error):
-                    raise
-                self._tried = self.saved or 0  # this step or a later one is saved when the ranks are complete again
+        try:
+            if not at_once and self._snapshotter is not None and self._leave_to_writer(self._snapshotter, self._world):
+                return
+            with section("checkpoint"):
+                state = self._training.collect({"step": self.steps_done, "loss": self.loss}, self._world.rank)
+                if self._saver.save(state, self.steps_done, lowest=self._training.buffers()):
+                    self.saved = self.steps_done
+                    self._set_interval(self._saver.every)  # all ranks are here, or meet before the next step
+        except Exception as error:
+            if self._recovery is None or not self._recovery.lost_peer(error):
+                raise
+            self._tried = self.saved or 0  # this step or a later one is saved when the ranks are complete again
 
     def _set_interval(self, every: int | None) -> None:
         """Use the checkpoint interval that the controller has chosen, if any; called where all ranks do so between the same steps."""
@@ -606,10 +607,11 @@ class Session(AbstractContextManager["Session"]):
         """
         assert self._settings is not None
         begin = time.perf_counter()
-        mine: dict[str, Any] = {"ready": snapshotter.readiness(self.steps_done)}
-        if world.rank == 0:
-            mine |= {"every": link().may_commit(self.steps_done).every, "saved": max(self._complete_steps(), default=self.saved)}
-        of_ranks = world.gather(mine)
+        with section("checkpoint"):  # rank 0 reads the folder, on storage that may be slow
+            mine: dict[str, Any] = {"ready": snapshotter.readiness(self.steps_done)}
+            if world.rank == 0:
+                mine |= {"every": link().may_commit(self.steps_done).every, "saved": max(self._complete_steps(), default=self.saved)}
+        of_ranks = world.gather(mine)  # in no section: a rank that does not come to it is found as fast as in a step
         if any(one["ready"] == "unable" for one in of_ranks):
             return False
         self._set_interval(of_ranks[0]["every"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -249,3 +250,42 @@ HURRY = [
 def test_only_what_proves_that_waiting_is_in_vain_is_acted_on_at_once(progress: Progress, kind: str | None) -> None:
     """Who does not come may evaluate, save or compile; who is stopped, and who waits for another operation, will not come."""
     assert [fault.kind for fault in seen(progress)] == ([kind] if kind else [])
+
+
+def in_section(before: Progress, *which: int) -> Progress:
+    """Return *before* with these ranks in a declared section."""
+    held = {rank: replace(one, section="save" if rank in which else None) for rank, one in before.ranks.items()}
+    return replace(before, ranks=held)
+
+
+def test_who_waits_in_a_section_for_a_rank_that_is_in_none_is_given_no_longer_than_in_a_step() -> None:
+    """A section has its limit for its own work; the rank that does not come to it is found all the same."""
+    stuck = quiet(WAITS, status(member(all=811)), WAITS)
+    assert (the_fault(in_section(stuck, 0, 2)).kind, the_fault(in_section(stuck, 0, 2)).rank) == ("job-hang", 1)
+    assert seen(in_section(stuck, 1)) == [], "it works in a section, and the others wait for it"
+    assert seen(in_section(stuck, 0, 1, 2)) == []
+    assert seen(replace(in_section(stuck, 0, 2), status_requested=False)) == [], "nobody knows who waits for whom"
+
+
+def test_ranks_that_can_never_meet_are_found_in_sections_too_and_a_long_exchange_is_given_time() -> None:
+    """A mismatch proves a deadlock; that a collective takes long does not, as a section may exchange the whole model."""
+    mismatch = quiet(WAITS, status(member(work(812, "broadcast"))), WAITS, age=30.0)
+    assert the_fault(in_section(mismatch, 0, 1, 2)).kind == "collective-mismatch"
+    assert the_fault(quiet(WAITS, WAITS, WAITS, age=30.0)).kind == "collective-stuck"
+    assert seen(in_section(quiet(WAITS, WAITS, WAITS, age=30.0), 0, 1, 2)) == []
+    assert the_fault(in_section(quiet(WAITS, WAITS, WAITS, age=900.0), 0, 1, 2)).kind == "collective-stuck"
+
+
+def test_a_collective_that_one_rank_alone_cannot_finish_is_the_networks() -> None:
+    """What the others sent does not reach it: they wait for it at the next collective, or at a meeting that is no operation of a group."""
+    left = status(member(work(811)), waits="gradients")
+    on = status(member(work(812)), waits="gradients")
+    meeting = status(member(all=811), waits="collective")
+    for others in (on, meeting):
+        fault = the_fault(quiet(others, left, others, age=30.0))
+        assert (fault.kind, fault.rank, fault.node) == ("collective-stuck", 1, "node-1")
+        assert mentions(
+            fault.quote, "allreduce of 64 float32 values", "#811 of group dp", "rank 1 on node-1", "ranks 0, 2 have finished it"
+        )
+    assert explain(ranks(on, status(member(work(811, seconds=0.2))), on)).kind == "", "it has only just begun to wait"  # type: ignore[union-attr]
+    assert explain(ranks(on, left, None)).kind == "", "rank 2 does not answer: it may hold the others up"  # type: ignore[union-attr]

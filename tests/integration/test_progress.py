@@ -86,6 +86,20 @@ def test_absent_and_misplaced_ranks_are_named_and_replaced_and_a_bad_loss_is_rep
     assert play.kinds()[2:] in ([], ["loss-diverged"]), "the loss that stays none is an incident of its own"
 
 
+def test_a_rank_that_hangs_while_the_others_meet_at_a_checkpoint_is_named_as_soon_as_in_a_step(stage: Stage) -> None:
+    """What the others wait in is no section of theirs, which would be given half an hour."""
+    play = begun(stage, "meeting", checkpoint={"interval": 1})
+    node = nodes_of(play)
+    trouble(play, 1, "optimizer.zero_grad = stuck_in_user_code")  # the gradients of this step have been averaged by then
+    hang = the_fault(play, "job-hang")
+    assert (hang.rank, hang.node) == (1, node[1])
+    assert "rank 1 is at train_troubled.py" in hang.evidence["quote"]
+    assert f"rank 0 on {node[0]} waits (collective)" in hang.evidence["detail"]
+    assert "_leave_to_writer" in hang.evidence["detail"]
+    gets_on(play)
+    assert [one.action for one in play.incidents()] == ["replace-ranks"], play.incidents()[0].reason
+
+
 def test_a_slow_rank_is_moved_if_that_pays_and_one_with_a_flipped_bit_is_replaced(stage: Stage) -> None:
     """The slow one moves to a spare node, and the sum is on record; a rank whose parameters differ from its copies' leaves its node."""
     stage.widen({f"node-{number}": f"rack-{number}" for number in range(5)})

@@ -16,13 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from holdfast.control.agents.reactor import REACTOR, EventQueue
 from holdfast.control.agents.schema import answer_error
 from holdfast.errors import AgentDisconnected, CommandRejected, LeaseLost, NodeLost, ProtocolMismatch, WorldError
 from holdfast.log import note
-from holdfast.protocol import PROTOCOL, BadLine, LineBuffer, Message, encode
+from holdfast.protocol import HEARTBEAT_INTERVAL, PROTOCOL, BadLine, LineBuffer, Message, encode
 
 log = logging.getLogger("holdfast.control")
 
@@ -53,7 +54,14 @@ class AgentClient:
         self, node: str, connect: Callable[[], socket.socket], event_queue: EventQueue, *, epoch: int, job: str | None = None
     ) -> None:
         self.node, self.epoch, self.job = node, epoch, job
-        self.last_received = self.last_sent = time.monotonic()
+        self.last_received = self.last_sent = self.known_until = time.monotonic()
+        """*known_until*: all that the agent had to report until then has arrived. After a silence old events come first."""
+        self.gap = 4 * HEARTBEAT_INTERVAL
+        """Seconds of silence after which what arrives may be old."""
+        self.catching_up: float | None = None
+        """Since when events from before may still arrive (monotonic); None while none do."""
+        self._probe: int | None = None
+        """Number of the ping whose answer comes after them."""
         self.lost_reason: str | None = None
         """Why the agent is lost; None as long as it is not."""
         self.lost_at: float | None = None
@@ -179,7 +187,18 @@ class AgentClient:
         """Renew the agent's lease and have it answer, without waiting for the answer."""
         if self.disconnected_since is None:
             with suppress(AgentDisconnected):
-                self.forget(self.send("ping", lambda _: None))
+                if self.catching_up is None:
+                    self.forget(self.send("ping", lambda _: None))
+                elif self._probe is None:
+                    self._probe = self.send("ping", partial(self._note_caught_up, time.monotonic()))
+
+    def _note_caught_up(self, at: float, answer: Message) -> None:
+        """Note that the agent has answered a ping of *at* (monotonic): the stream keeps its order, so nothing older is on its way."""
+        if "event" in answer:  # it is lost
+            return
+        self._probe, self.known_until = None, max(self.known_until, at)
+        if self.catching_up is not None and at >= self.catching_up:
+            self.catching_up = None
 
     def receives_within(self, since: float, seconds: float) -> bool:
         """Return whether anything is received after *since* (monotonic), waiting up to *seconds* for it."""
@@ -204,7 +223,12 @@ class AgentClient:
     # -- receiving and reconnecting -----------------------------------------------------------------------------------
 
     def _receive(self, data: bytes) -> None:
-        self.last_received = time.monotonic()
+        now = time.monotonic()
+        if self.catching_up is None and now - self.last_received > self.gap:
+            self.catching_up = now
+        self.last_received = now
+        if self.catching_up is None:
+            self.known_until = now
         if not self._event_queue.has_room(self.node, len(data)):  # the agent replays it later
             raise OSError("it sends more events than one node may have waiting here")
         for message in self._lines.feed(data):
@@ -297,7 +321,11 @@ class AgentClient:
             sock.close()
             raise OSError("another agent listens there now")
         with self._lock:
-            self._socket, self.disconnected_since, self.last_received = sock, None, time.monotonic()
+            self._socket, self.disconnected_since = sock, None
+            self.last_received = self.catching_up = time.monotonic()
+            if self._probe is not None:
+                self.forget(self._probe)
+                self._probe = None
             waiting = [self._unanswered[number] for number in sorted(self._unanswered)]
             with suppress(OSError):  # the reactor sees the end
                 if self._last_event is not None:

@@ -132,10 +132,8 @@ class ConnectivityMonitor:
         return self._partitioned or time.monotonic() - self._until < CATCH_UP
 
     def known_until(self) -> float:
-        """Return until when (wall clock) the state of the ranks is known: as reported, or until now where any news would arrive."""
-        if not self.is_partitioned() and self._pool.answered():
-            return time.time()
-        last = self._contact_before if self.is_partitioned() else self._pool.last_contact_of(self._members())
+        """Return until when (wall clock) the state of the ranks is known."""
+        last = self._contact_before if self.is_partitioned() else self._pool.known_until(self._members())
         return _wall_clock(last) + KNOWN * self._pool.beat
 
     def poll(self) -> None:

@@ -166,7 +166,9 @@ class AgentPool:
         return client
 
     def _new_client(self, node: str) -> AgentClient:
-        return AgentClient(node, lambda: self.source.connect(node), self.event_queue, epoch=self.epoch, job=self.plan["job"])
+        client = AgentClient(node, lambda: self.source.connect(node), self.event_queue, epoch=self.epoch, job=self.plan["job"])
+        client.gap = STALE * self.beat
+        return client
 
     def _connect(self, node: str) -> AgentClient | None:
         try:
@@ -462,7 +464,7 @@ class AgentPool:
         now = time.monotonic()
         quiet, due = now - max(QUIET, 2 * self.beat), now - min(self.plan["lease"] / RENEWALS, MAX_PING_INTERVAL)
         for client in list(self.clients.values()):
-            if client.last_received < quiet or client.last_sent < due:
+            if client.last_received < quiet or client.last_sent < due or client.catching_up is not None:
                 client.ping()
         if self.source.remote:
             unseen = list(self.unseen)
@@ -538,13 +540,16 @@ class AgentPool:
         """Return when any agent last sent something, or began to be waited for (monotonic); now, where there is none."""
         return max([*(client.last_received for client in self.clients.values()), *self.unseen.values()], default=time.monotonic())
 
-    def last_contact_of(self, members: Collection[str]) -> float:
-        """Return when an agent of *members* last sent something (monotonic): that a spare node talks tells nothing of the ranks.
+    def known_until(self, members: Collection[str]) -> float:
+        """Return until when (monotonic) it is known what the ranks on *members* do: that a spare node talks tells nothing of them.
 
-        Any agent counts for a single member, and where a member is not connected: then its node is checked, and not the way to it.
+        For a single silent member, and where one is not connected, that is the last contact with any agent, or now if another node
+        answers: then its node is checked, and not the way to it.
         """
-        known = [client.last_received for node in members if (client := self.clients.get(node)) is not None and not client.lost_reason]
-        return max(known) if len(known) == len(members) > 1 else self.last_contact
+        clients = [client for node in members if (client := self.clients.get(node)) is not None and not client.lost_reason]
+        if len(clients) == len(members) and (len(members) > 1 or any(client.catching_up is not None for client in clients)):
+            return max(client.known_until for client in clients)
+        return time.monotonic() if self.answered() else self.last_contact
 
     def answered(self) -> set[str]:
         """Return the nodes that have answered by a new connection since the last contact, and `OTHERS` if other nodes have."""

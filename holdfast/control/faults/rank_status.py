@@ -32,7 +32,7 @@ class RankStatusQuery:
 
     def poll(self, state: GenerationState, seen: Progress, limits: HangLimits) -> None:
         """Query when it is time, without waiting."""
-        if not seen.steps_expected or not seen.ranks or any(rank.section for rank in seen.ranks.values()):
+        if not seen.steps_expected or not seen.ranks:
             return
         limit = hang_limit(seen.step_seconds, limits) if seen.step_seconds else limits.startup
         quiet = min(rank.age for rank in seen.ranks.values())

@@ -20,6 +20,7 @@ import torch
 
 from holdfast.protocol import Message
 from holdfast.runtime.agent_client import link
+from holdfast.runtime.groups import control_tree
 from holdfast.runtime.groups.membership import installed
 from holdfast.runtime.groups.operations import COLLECTIVES, OperationMark
 from holdfast.runtime.groups.process_group import ManagedGroup
@@ -127,10 +128,10 @@ def _line(frame: FrameType) -> str:
 
 
 def _wait_from_stack(frames: Sequence[FrameType]) -> str:
-    """Return what a rank without recorded waits does according to its stack: one of torch's own collectives, or backward."""
+    """Return what a rank without recorded waits does according to its stack: a meeting of all ranks, a collective of torch, or backward."""
     for one in frames:
         file: Any = one.f_code.co_filename
-        if file.startswith(f"{_TORCH}/distributed/"):
+        if file == control_tree.__file__ or file.startswith(f"{_TORCH}/distributed/"):
             return "collective"
         if file == f"{_TORCH}/autograd/graph.py":
             return "backward"
