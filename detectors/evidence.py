@@ -121,6 +121,20 @@ class GroupProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedOperations:
+    """How many collectives the ranks of one NCCL communicator have launched, where they differ; from NCCL's RAS."""
+
+    name: str
+    """The collective, as NCCL names it; ``collective`` for all together."""
+    ranks: int
+    """How many ranks the communicator has."""
+    most: int
+    """The number of the newest operation that any rank has launched."""
+    behind: Mapping[int, int]
+    """By rank, the newest operation of those that have launched fewer, as far as RAS names them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
     """Status of a rank, as it reported on request."""
 
@@ -129,6 +143,7 @@ class RankStatus:
     seconds: float = 0.0
     """For how long it has waited."""
     groups: tuple[GroupProgress, ...] = ()
+    launched: tuple[LaunchedOperations, ...] = ()
     place: str = ""
     """The innermost line of the user's code."""
     stack: tuple[str, ...] = ()

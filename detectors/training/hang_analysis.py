@@ -56,7 +56,8 @@ def explain(ranks: Mapping[int, RankProgress]) -> HangFinding | None:
     absent = _absent(ranks, statuses, waits)
     if absent is not None and absent.rank is not None:
         absent = _left_in(ranks, statuses, absent.rank) or absent
-    found = _differ(ranks, statuses) or absent or _circle(waits) or _held(statuses) or _by_stack(ranks, statuses)
+    found = _differ(ranks, statuses) or absent or _circle(waits) or _held(statuses)
+    found = found or _by_launches(ranks, statuses) or _by_stack(ranks, statuses)
     return found or next((left for rank in sorted(statuses) if (left := _left_in(ranks, statuses, rank)) is not None), None)
 
 
@@ -204,6 +205,22 @@ def _left_in(ranks: Mapping[int, RankProgress], statuses: Mapping[int, RankStatu
                 quote = f"{_sized(work)}, #{work.number} of group {group.name}, does not finish on rank {rank}{_on(ranks[rank])}"
                 quote += f"{_since(work.seconds, ',')}, although {numbered(done)} {'has' if len(done) == 1 else 'have'} finished it"
                 return HangFinding(kind=STUCK.id, rank=rank, quote=quote, seconds=work.seconds)
+    return None
+
+
+def _by_launches(ranks: Mapping[int, RankProgress], statuses: Mapping[int, RankStatus]) -> HangFinding | None:
+    """Name the rank that has launched the fewest collectives in NCCL's communicator of all ranks, where Holdfast counts none itself."""
+    for one in (counts for status in statuses.values() for counts in status.launched):
+        behind = {rank: number for rank, number in one.behind.items() if rank in ranks}
+        if one.ranks != len(ranks) or not behind:  # ranks of a smaller communicator have other numbers
+            continue
+        culprit = min(behind, key=lambda rank: (behind[rank], rank))
+        also = sorted(behind.keys() - {culprit})
+        quote = f"rank {culprit}{_on(ranks[culprit])} has launched NCCL's {one.name} operations up to #{behind[culprit]}"
+        quote += f", others up to #{one.most}"
+        if also:
+            quote += f"; {numbered(also)} {'is' if len(also) == 1 else 'are'} behind too"
+        return HangFinding(kind="", rank=culprit, quote=f"{quote}; {_where(culprit, ranks)}")
     return None
 
 

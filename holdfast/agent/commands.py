@@ -118,7 +118,12 @@ class CommandHandler(InProcessRecovery):
         """Report who this agent is and what runs on its node."""
         service, workers = self._service, self._service.workers
         spares = {
-            str(number): {**(spare.parked or {}), "pid": spare.pid, "ready": spare.parked is not None and not spare.ordered}
+            str(number): {
+                **(spare.parked or {}),
+                "pid": spare.pid,
+                "ready": spare.parked is not None and not spare.ordered,
+                "local_rank": spare.gpu_variables.get("LOCAL_RANK"),
+            }
             for number, spare in workers.hot_spares.items()
         }
         return {
@@ -312,7 +317,7 @@ COMMANDS: Final[Mapping[str, CommandKind]] = {
         CommandKind("abandon", CommandHandler.abandon, ("notified", "killed")),
         CommandKind("regroup", CommandHandler.regroup),
         CommandKind("switch", CommandHandler.switch),
-        CommandKind("start-hot-spares", CommandHandler.start_hot_spares, ("started",)),
+        CommandKind("start-hot-spares", CommandHandler.start_hot_spares, ("started", "refused")),
         CommandKind("drop", CommandHandler.drop, ("dropped",)),
         CommandKind("forward", CommandHandler.forward),
         CommandKind("checkpoint-interval", CommandHandler.checkpoint_interval),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.node.devices import is_idle, ranks_on
+from holdfast.agent.node.devices import is_idle, rank_with_gpu_of, ranks_on
 from holdfast.agent.workers.worker import Worker
 from holdfast.detectors.all_kinds import CATALOGUE
 from holdfast.detectors.log_lines.xids import UNUSABLE
@@ -111,3 +111,14 @@ def test_kinds_after_which_a_gpu_does_no_work_ask_for_the_node_to_leave() -> Non
         ("gpu", "reset-gpu"),
         ("gpu", "evict"),
     }
+
+
+def test_a_hot_spare_would_share_the_gpu_of_the_rank_that_sees_the_same_ones(root: Path, holding: dict[tuple[int, ...], int]) -> None:
+    """Ranks that have no GPU open share nothing, and neither do those that have another local rank, or see others."""
+    first, both, none = holding[0,], holding[0, 1], holding[()]
+    for pid in (first, both):
+        assert rank_with_gpu_of({"LOCAL_RANK": "1", "RANK": "9"}, [a_worker(3, pid, LOCAL_RANK="1")], root) == 3
+        assert rank_with_gpu_of({"LOCAL_RANK": "0"}, [a_worker(3, pid, LOCAL_RANK="1")], root) is None
+        assert rank_with_gpu_of({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "0"}, [a_worker(3, pid, LOCAL_RANK="1")], root) is None
+    assert rank_with_gpu_of({"LOCAL_RANK": "1"}, [a_worker(3, none, LOCAL_RANK="1")], root) is None, "a job of the CPU"
+    assert rank_with_gpu_of({"LOCAL_RANK": "1"}, [], root) is None

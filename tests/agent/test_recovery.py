@@ -178,7 +178,7 @@ def test_kept_hot_spare_and_fresh_workers_make_the_next_generation(team: Team) -
     before = team.flow.pid(1)
     team.stand_by(4)
     hot_spare = int(team.flow.wait("hot-spare.started", id=4)["pid"])
-    assert team.about()["hot_spares"] == {"4": {"pid": hot_spare, "ready": True, **PARKED}}
+    assert team.about()["hot_spares"] == {"4": {"pid": hot_spare, "ready": True, "local_rank": None, **PARKED}}
     team.abandon(1, kill=[0, 2], lost=[0, 2])
     answer = team.regroup(2, from_hot_spare(0, 4), kept(1), fresh(2, 2))
     assert answer["ok"], answer

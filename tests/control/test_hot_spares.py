@@ -18,6 +18,8 @@ class Agents:
 
     def __init__(self, *nodes: str, refuses: bool = False, epoch: int = 1) -> None:
         self.nodes, self.refuses, self.epoch = list(nodes), refuses, epoch
+        self.full: set[str] = set()
+        """Nodes whose agents refuse hot spares, as all of their GPUs have ranks."""
         self.orders: list[tuple[str, str, Any]] = []
         self.agents: dict[str, object] = {}
 
@@ -36,7 +38,8 @@ class Agents:
         if self.refuses:
             answer.set_exception(CommandRejected(node, "there is no warm starter", verb))
         else:
-            answer.set_result({})
+            refused = {str(one["id"]): "it would share the GPU of rank 0" for one in hot_spares} if node in self.full else {}
+            answer.set_result({"refused": refused})
         return answer
 
 
@@ -228,3 +231,33 @@ def test_each_hot_spare_has_a_local_rank_of_its_own() -> None:
     pool.take([first])
     (again,) = pool.start("s", [0], request({"s": {1}}))
     assert pool.spares[again].local_rank == 0
+    after, _, _ = a_pool("s", epoch=2)
+    after.reattach("s", {str(one.id): {"role": 1, "ready": True, "local_rank": str(one.local_rank)} for one in pool.spares.values()}, 4)
+    assert {number: one.local_rank for number, one in after.spares.items() if one.node == "s"} == {
+        number: one.local_rank for number, one in pool.spares.items()
+    }, "the next controller gives none of them away"
+
+
+def test_no_hot_spare_shares_the_gpu_of_a_rank() -> None:
+    """The agent knows which ranks have GPUs open. Its node is asked again once its ranks are others; the others get theirs meanwhile."""
+    pool, agents, job_events = a_pool("a", "b", "s")
+    agents.full = {"a", "b"}
+    ranks = {"a": {0, 1}, "b": {0, 1}}
+
+    def request() -> HotSpareRequest:
+        return HotSpareRequest(
+            roles=ROLES,
+            world=4,
+            environment=lambda rank, number, role: {"RANK": str(rank), "N": str(number), "P": str(role)},
+            ranks_per_node=2,
+            local_ranks=lambda node: frozenset(ranks.get(node, ())),
+        )
+
+    for _ in range(4):
+        pool.maintain(["s", "a", "b"], request())
+    assert [(node, len(spares)) for node, verb, spares in agents.orders if verb == "start-hot-spares"] == [("s", 1), ("a", 1), ("b", 1)]
+    assert [one.node for one in pool.spares.values()] == ["s"]
+    assert [mentions(one, "share the GPU of rank 0", "spare nodes") for one in job_events] == [True, True], job_events
+    agents.full, ranks["a"] = set(), {1}
+    pool.maintain(["s", "a", "b"], request())
+    assert sorted(one.node for one in pool.spares.values()) == ["a", "s"]

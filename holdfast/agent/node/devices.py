@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from holdfast.agent.workers.worker import Worker
+from holdfast.agent.workers.worker import GPU_VARIABLES, Worker
 from holdfast.host.process import children_of
 
 _PID: Final = re.compile(r"\bpid='?(\d+)")
@@ -50,6 +50,13 @@ def is_idle(part: str, workers: Iterable[Worker], root: Path = Path("/")) -> boo
         return False
     opened = [{minor for pid in _processes_of(one) for minor in _open_gpus(pid, root)} for one in workers]
     return all(opened) and gpu.minor not in set().union(*opened)
+
+
+def rank_with_gpu_of(variables: Mapping[str, str], workers: Iterable[Worker], root: Path = Path("/")) -> int | None:
+    """Return the rank that computes on the GPU which a process with these *variables* would take; None where no rank does."""
+    chosen = {name: variables[name] for name in GPU_VARIABLES if name in variables}
+    beside = [one for one in workers if one.hot_spare is None and one.pid and not one.exited and one.gpu_variables == chosen]
+    return next((one.rank for one in beside if any(True for pid in _processes_of(one) for _ in _open_gpus(pid, root))), None)
 
 
 def _processes_of(worker: Worker) -> list[int]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from holdfast.agent import schema
 from holdfast.agent.errors import Refused
+from holdfast.agent.node.devices import rank_with_gpu_of
 from holdfast.agent.schema import Count, Membership, Numbers, Object, Positive, Seconds
 from holdfast.agent.workers.worker import NO_RANK, Worker
 from holdfast.host.process import state_of
@@ -203,16 +204,26 @@ class InProcessRecovery:
     # -- hot spares -----------------------------------------------------------------------------------------------------
 
     def start_hot_spares(self, hot_spares: NewHotSpares) -> Message:
-        """Start processes that run the script as far as they can without a rank; one that lives already stays as it is."""
+        """Start processes that run the script as far as they can without a rank; one that lives already stays as it is.
+
+        One that would share the GPU of a rank is refused: it would take memory and time from training.
+        """
         workers = self._service.workers
         self.check_job()
         if not workers.warm:
             raise Refused("hot spares are forked from a fork server, and there is none on this node")
-        started = [number for number in hot_spares if number not in workers.hot_spares]
-        for number in started:
+        started, refused = list[int](), dict[str, str]()
+        for number in hot_spares:
+            if number in workers.hot_spares:
+                continue
+            rank = rank_with_gpu_of(hot_spares[number], workers.living())
+            if rank is not None:
+                refused[str(number)] = f"it would share the GPU of rank {rank}"
+                continue
             worker = workers.hot_spares[number] = workers.new_worker(NO_RANK, hot_spare=number)
             workers.launch(worker, hot_spares[number])
-        return {"started": sorted(started)}
+            started.append(number)
+        return {"started": sorted(started), "refused": refused}
 
     def drop(self, hot_spares: Numbers) -> Message:
         """Kill hot spares; those that have exited already count as dropped."""

@@ -54,6 +54,7 @@ class _Roles(Record):
 class _HotSpare(Record):
     role: Count | None = None
     ready: bool = False
+    local_rank: str | None = None
 
 
 class _About(Record):
@@ -100,6 +101,10 @@ class _Living(Record):
     ranks: list[Count]
 
 
+class _StartedHotSpares(Record):
+    refused: dict[Digits, str] = Field(default_factory=dict)
+
+
 class _Token(Record):
     token: str
 
@@ -116,6 +121,7 @@ ANSWERS: Final[dict[str, type[Record]]] = {
     "port": _Port,
     "stored": _Stored,
     "living": _Living,
+    "start-hot-spares": _StartedHotSpares,
     "token": _Token,
     "outbox-read": _OutboxRows,
 }

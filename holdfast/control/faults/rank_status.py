@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.detectors.evidence import GroupProgress, HangLimits, PendingOperation, Progress, RankStatus
+from holdfast.detectors.evidence import GroupProgress, HangLimits, LaunchedOperations, PendingOperation, Progress, RankStatus
 from holdfast.detectors.training.progress import Pause, describe_pause, hang_limit, pause_in
 from holdfast.protocol import Message
 
@@ -91,10 +91,20 @@ def parse_rank_status(answer: Mapping[str, Any]) -> RankStatus | None:
             waits=str(answer.get("waits") or ""),
             seconds=float(answer.get("seconds") or 0.0),
             groups=tuple(_group(one) for one in answer.get("groups") or ()),
+            launched=tuple(_launched(one) for one in answer.get("launched") or ()),
             place=str(answer.get("place") or "")[:200],
             stack=tuple(str(line)[:200] for line in answer.get("stack") or ()),
         )
     return None
+
+
+def _launched(counts: Mapping[str, Any]) -> LaunchedOperations:
+    return LaunchedOperations(
+        name=str(counts["name"])[:40],
+        ranks=int(counts["ranks"]),
+        most=int(counts["most"]),
+        behind={int(rank): int(number) for rank, number in counts["behind"].items()},
+    )
 
 
 def _group(group: Mapping[str, Any]) -> GroupProgress:

@@ -48,7 +48,9 @@ class HotSpareState:
     """The role that it warms up for."""
     world: int
     local_rank: int | None = None
-    """The local rank of its own, and so its GPU; None where all of the node's have a rank, or an earlier controller started it."""
+    """The local rank of its own, and so its GPU; None where all of the node's have a rank."""
+    beside: AbstractSet[int] = frozenset()
+    """The local ranks that the job's ranks on its node had when it was started."""
     agent: object = None
     """The client of the agent that started it: another agent on the same node does not know it."""
     ready: bool = False
@@ -63,6 +65,8 @@ class HotSparePool:
         self._next = IDS_PER_CONTROLLER * (agents.epoch - 1)
         self._losses: deque[float] = deque(maxlen=MAX_LOSSES)
         self._starting: list[tuple[list[int], Future[Message]]] = []
+        self._full: dict[str, AbstractSet[int]] = {}
+        """Nodes on which a hot spare would share a GPU with a rank, and the local ranks of their ranks at that time."""
 
     # -- queries ------------------------------------------------------------------------------------------------------
 
@@ -98,7 +102,15 @@ class HotSparePool:
             number = int(name)
             self.note_started(number)
             role, agent = int(view.get("role") or 0), self._agents.agent(node)
-            self.spares[number] = HotSpareState(id=number, node=node, role=role, world=world, agent=agent, ready=bool(view["ready"]))
+            self.spares[number] = HotSpareState(
+                id=number,
+                node=node,
+                role=role,
+                world=world,
+                local_rank=int(view["local_rank"]) if str(view.get("local_rank")).isdecimal() else None,
+                agent=agent,
+                ready=bool(view["ready"]),
+            )
 
     def note_started(self, number: int) -> None:
         """Note that this id is taken: an earlier controller may have used it."""
@@ -144,9 +156,11 @@ class HotSparePool:
     def maintain(self, places: Sequence[str], wanted: HotSpareRequest) -> None:
         """Keep a hot spare on each of *places* (a node may be listed several times): start the missing ones.
 
-        Others are ended as soon as each place has one that has warmed up, as they use resources of the workers.
+        Others are ended as soon as each place has one that has warmed up, as they use resources of the workers. None is started on a node
+        whose agent has refused one because all of its GPUs have ranks.
         """
         self.settle()
+        places = [node for node in places if self._full.get(node) != wanted.local_ranks(node)]
         self.drop([one.id for one in self.spares.values() if one.world != wanted.world])
         alive = set(self._agents.alive())
         self.take([one.id for one in self.spares.values() if not self._has_agent(one)])
@@ -169,7 +183,13 @@ class HotSparePool:
             if local is not None:
                 environment["LOCAL_RANK"] = str(local)
             self.spares[number] = HotSpareState(
-                id=number, node=node, role=role, world=wanted.world, local_rank=local, agent=self._agents.agent(node)
+                id=number,
+                node=node,
+                role=role,
+                world=wanted.world,
+                local_rank=local,
+                beside=wanted.local_ranks(node),
+                agent=self._agents.agent(node),
             )
             hot_spares.append({"id": number, "environment": environment})
         ids = [one["id"] for one in hot_spares]
@@ -182,7 +202,7 @@ class HotSparePool:
         return next((number for number in range(wanted.ranks_per_node) if number not in taken), None)
 
     def settle(self) -> None:
-        """Handle rejected start commands."""
+        """Handle rejected start commands, and hot spares that an agent refused."""
         done = [one for one in self._starting if one[1].done()]
         self._starting = [one for one in self._starting if not one[1].done()]
         for ids, answer in done:
@@ -191,6 +211,11 @@ class HotSparePool:
                 one = self.spares.pop(number, None)
                 if one is not None:
                     self._note_lost(one, f"could not be started: {error}")
+            for name, why in (answer.result().get("refused") or {}).items() if error is None else ():
+                one = self.spares.pop(int(name), None)
+                if one is not None and self._full.get(one.node) != one.beside:
+                    self._full[one.node] = one.beside
+                    self._record_event(f"no hot spare on {one.node}: {why}. Give the job spare nodes, or fewer ranks on each node")
 
     def _extra(self, places: Sequence[str]) -> list[int]:
         """Return the hot spares beyond those on *places*: those that have not warmed up, and the newest, first."""

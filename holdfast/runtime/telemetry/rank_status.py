@@ -24,6 +24,7 @@ from holdfast.runtime.groups import control_tree
 from holdfast.runtime.groups.membership import installed
 from holdfast.runtime.groups.operations import COLLECTIVES, OperationMark
 from holdfast.runtime.groups.process_group import ManagedGroup
+from holdfast.runtime.telemetry import nccl_ras
 from holdfast.runtime.telemetry.wait_windows import process_waits
 
 log = logging.getLogger("holdfast.runtime")
@@ -44,7 +45,8 @@ def rank_status() -> Message:
     """Return the status of this rank.
 
     ``waits``: what the training thread waits for (a window of `wait_windows`, else ``collective`` or ``backward`` from the stack), for
-    ``seconds``. ``groups``: name, members, operations begun by kind, and those in flight. ``place``: the innermost line of the user's
+    ``seconds``. ``groups``: name, members, operations begun by kind, and those in flight. ``launched``: what NCCL's RAS says of groups that
+    Holdfast does not manage. ``place``: the innermost line of the user's
     own code.
     """
     manager = installed()
@@ -57,6 +59,7 @@ def rank_status() -> Message:
         "waits": waits or _wait_from_stack(frames),
         "seconds": round(seconds, 3),
         "groups": [_group_status(group) for group in (manager.groups if manager is not None and manager.dry_run is None else ())],
+        "launched": nccl_ras.launch_counts(),
         "place": next((_line(one) for one in frames if not one.f_code.co_filename.startswith(_LIBRARIES)), ""),
         "stack": [_line(one) for one in frames[:MAX_FRAMES]],
     }
