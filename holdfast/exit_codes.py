@@ -19,6 +19,7 @@ CONTROLLER_DIED: Final = 4
 TIME_OVER: Final = 5
 DETACHED: Final = 6
 SUSPENDED: Final = 7
+NOT_SAVED: Final = 8
 INTERRUPTED: Final = 130
 """As shells count SIGINT."""
 BROKEN_PIPE: Final = 141
@@ -99,19 +100,28 @@ CODES: Final = (
         meaning="The job was suspended in Prefect: it is saved and its nodes are released.",
         next="Resume it in Prefect, or with the same command.",
     ),
+    ExitCode(
+        code=NOT_SAVED,
+        commands="run, status --follow",
+        meaning="The job is COMPLETED, and its final state could not be saved.",
+        next="Mend what the message names; the same command then repeats the steps after the newest checkpoint.",
+    ),
     ExitCode(code=INTERRUPTED, commands="all", meaning="Ctrl-C."),
     ExitCode(code=BROKEN_PIPE, commands="all", meaning="The reader of the output exited (`| head`), or the terminal was closed."),
 )
 """Every exit code, ascending."""
 
 
-def status_of(move: JobTransition | None) -> int:
-    """Return the exit code for a job's newest transition; while it is not terminal, the job lost its controller."""
+def status_of(move: JobTransition | None, *, lost_end: bool) -> int:
+    """Return the exit code for a job's newest transition; while it is not terminal, the job lost its controller.
+
+    *lost_end*: the job has ended, and the save of its last step failed.
+    """
     from holdfast.policies.states import Event, State  # noqa: PLC0415 (most commands need only the numbers)
 
     if move is None:
         return CONTROLLER_DIED
     if move.event == Event.TIME_OVER:
         return TIME_OVER
-    ends = {State.COMPLETED: SUCCESS, State.FAILED: FAILED, State.CANCELLED: STOPPED, State.SUSPENDED: SUSPENDED}
+    ends = {State.COMPLETED: NOT_SAVED if lost_end else SUCCESS, State.FAILED: FAILED, State.CANCELLED: STOPPED, State.SUSPENDED: SUSPENDED}
     return ends.get(State(move.after), CONTROLLER_DIED)

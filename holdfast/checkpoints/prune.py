@@ -44,16 +44,20 @@ class PrunePlan:
         return sum(one.manifest.size for one in self.delete if one.manifest is not None)
 
 
-def plan_prune(directory: Path, keep: int, invalidated: InvalidatedSteps) -> PrunePlan:
+def plan_prune(
+    directory: Path, keep: int, invalidated: InvalidatedSteps, recall: Callable[[Sequence[StoredCheckpoint]], None]
+) -> PrunePlan:
     """Return which checkpoints in *directory* may be deleted so that the newest *keep* remain.
 
-    Damaged ones do not count, nor those from which training must not resume (*invalidated*). Nothing is deleted unless a newer one was
-    read in full and is intact, and nothing is read in full where nothing can be deleted. Raise `NotReadable` when the folder cannot be
-    listed.
+    *recall* adds the damage that was found earlier to those in the folder. Damaged ones do not count, nor those from which training must
+    not resume (*invalidated*). Nothing is deleted unless a newer one was read in full and is intact, and nothing is read in full where
+    nothing can be deleted. Raise `NotReadable` when the folder cannot be listed.
     """
     found = list[StoredCheckpoint]()
     left = list[tuple[StoredCheckpoint, str]]()
-    for one in stored_checkpoints(directory):
+    stored = stored_checkpoints(directory)
+    recall(stored)
+    for one in stored:
         if not one.complete or one.manifest is None:
             left.append((one, _damage(one)))
         elif invalidated.covers(one.step, one.manifest.generation):

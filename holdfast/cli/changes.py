@@ -12,12 +12,13 @@ from typing import Any, Final
 
 from sqlmodel import SQLModel
 
-from holdfast.cli.job_view import WARNINGS, JobView, failed_save, last_step_of, newest_complete, ranks_by_node, reference_to
+from holdfast.cli.job_view import WARNINGS, JobView, last_step_of, ranks_by_node, reference_to
 from holdfast.cli.node_view import NodeRecords, cluster_name, nodes_of
 from holdfast.cli.recovery_view import Recovery, phase_times
 from holdfast.history import queries
 from holdfast.history.lease import leases_of
 from holdfast.history.models import DecisionRecord, Generation, Incident, Job, JobEvent, JobTransition, StepRecord
+from holdfast.history.saves import failed_save, newest_complete
 from holdfast.history.store import History
 from holdfast.policies.states import Event
 from holdfast.report import memory

@@ -29,6 +29,7 @@ from holdfast.history.models import (
     Snapshots,
     StepRecord,
 )
+from holdfast.history.saves import failed_save, newest_complete
 from holdfast.history.store import History
 from holdfast.report import memory
 from holdfast.report.text.wording import NOTHING, count, duration, listing, on_target, per_second, plural, ranks
@@ -40,7 +41,6 @@ WARNINGS: Final = (
     "copies-differ",
 )  # fmt: skip
 """FaultRecord kinds that training continues through and that concern the training itself."""
-NOT_WRITTEN: Final = frozenset({"checkpoint-disk-full", "checkpoint-read-only", "checkpoint-write-failed"})
 """FaultRecord kinds of checkpoints that could not be written."""
 FIRST_STEPS: Final = 5.0
 """Seconds within which the steps of a job that has just begun to run reach the history."""
@@ -306,14 +306,20 @@ class JobView:
         return memory.last(row) if self.ended else memory.newest(row, self.memory_fault, self.job.spec, self.at)
 
     @property
+    def lost_end(self) -> bool:
+        """Return whether the job has ended and the state after its last step is lost, as saves failed and none succeeded since."""
+        saved, step = self.checkpoint, self.step
+        return self.ended and self.failed_save is not None and step is not None and (saved is None or (saved.step or 0) < step.step)
+
+    @property
     def not_saved(self) -> str:
         """Return as text which step could not be saved, why, and what there is instead; empty where a later step was saved."""
         failed = self.failed_save
         if failed is None or failed.step is None:
             return ""
-        final = "the final state, " if self.ended and self.step is not None and failed.step >= self.step.step else ""
+        lost = f"the final state, step {count(self.step.step)}" if self.lost_end and self.step else f"step {count(failed.step)}"
         newest = f"the newest checkpoint is that of step {count(self.checkpoint.step)}" if self.checkpoint else "there is no checkpoint"
-        return f"{final}step {count(failed.step)}: {failed.problem}: {failed.reason}; {newest}"
+        return f"{lost}: {failed.problem}: {failed.reason}; {newest}"
 
     @property
     def risk(self) -> str:
@@ -492,23 +498,6 @@ def warnings_of(generation: Generation | None, faults: Sequence[FaultRecord]) ->
 def last_step_of(generations: Sequence[Generation]) -> int | None:
     """Return the job's last step, as the newest generation that reported it has it."""
     return next((one.until for one in reversed(generations) if one.until is not None), None)
-
-
-def newest_complete(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
-    """Return the newest complete checkpoint; one that was found corrupt later does not count."""
-    in_order = sorted(checkpoints, key=lambda one: one.at)
-    newest_of_path = {one.path: one for one in in_order}  # a step that is made again after a recovery is written again
-    return next((one for one in reversed(in_order) if newest_of_path[one.path] is one and not one.problem), None)
-
-
-def failed_save(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
-    """Return the newest checkpoint that could not be written, unless a step as new is saved: training may have continued without it."""
-    saved = newest_complete(checkpoints)
-    in_order = sorted(checkpoints, key=lambda one: one.at)
-    failed = next((one for one in reversed(in_order) if one.problem in NOT_WRITTEN and one.step is not None), None)
-    if failed is None or failed.step is None or (saved is not None and (saved.step or 0) >= failed.step):
-        return None
-    return failed
 
 
 def live_jobs(history: History) -> list[Job]:

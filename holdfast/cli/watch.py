@@ -216,7 +216,7 @@ class JobWatcher:
             self.show("notice", f"the controller (pid {self.flow.pid}) has not exited yet; nothing waits for it")
         if self.flow is not None and view.move is not None and view.move.reason == NO_FLOW:
             return self._flow_failed()
-        return INTERRUPTED if self.stopping and view.state == "CANCELLED" else status_of(view.move)
+        return INTERRUPTED if self.stopping and view.state == "CANCELLED" else status_of(view.move, lost_end=view.lost_end)
 
     def _flow_failed(self) -> int:
         """Show why the flow could not start, whose job has been ended for that; return the exit status."""

@@ -22,6 +22,7 @@ from holdfast.control.supervisor.detach import has_left, present, sigusr1_blocke
 from holdfast.errors import HistoryError, HoldfastError, LeaseLost, OperatorError
 from holdfast.history import History, queries
 from holdfast.history.errors import is_transient
+from holdfast.history.saves import lost_end
 from holdfast.log import line
 from holdfast.prefect import server
 from holdfast.prefect.output import prepare_output
@@ -106,11 +107,13 @@ def _exit_status(job: str) -> int:
         return exit_codes.DETACHED
     try:
         with closing(History.open()) as history:
-            move = queries.state_of(history, queries.newest_job(history, job).id)
+            row = queries.newest_job(history, job)
+            step = queries.last_step(history, row.id)
+            lost = lost_end(queries.checkpoints(history, row.id), step.step if step is not None else None)
+            return exit_codes.status_of(queries.state_of(history, row.id), lost_end=lost)
     except OperatorError as error:
         print(f"holdfast: {error}", file=sys.stderr)  # noqa: T201
         return exit_codes.CONTROLLER_DIED
-    return exit_codes.status_of(move)
 
 
 def _leave_in_time(job: str) -> None:

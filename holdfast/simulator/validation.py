@@ -310,7 +310,7 @@ def under_the_trace(runs: int) -> Iterator[ValidationTarget]:
             goal=None,
             values=Spread.of(shares),
             source="InfiniteHBD's trace (arXiv:2502.03885)",
-            reason="with detection (10 to 30 s), rollback and checkpoints, 2 % spare nodes, 16 of them warm",
+            reason="with detection (10 to 30 s), rollback and checkpoints, 2 % spare nodes, 16 of them with hot spares",
         )
 
 

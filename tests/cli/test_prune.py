@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.cli.commands.checkpoints import prune
 from holdfast.exit_codes import OPERATOR_ERROR
-from holdfast.history.models import Generation
+from holdfast.history.models import Checkpoint, Generation
 from holdfast.history.store import History
 from holdfast.runtime.checkpoint import manifest
 from holdfast.runtime.checkpoint.manifest import Manifest, WrittenFile
@@ -105,6 +105,16 @@ def test_a_damaged_checkpoint_neither_counts_nor_is_deleted(here: Command, book:
     output = pruned(here, 1)
     assert (steps_in(output, "kept"), steps_in(output, "deleted"), steps_in(output, "left")) == ([40], [10, 20], [50, 30])
     assert folder.steps == [50, 40, 30]
+
+
+def test_one_that_was_found_damaged_before_does_not_count(here: Command, book: History, folder: Folder) -> None:
+    """By `checkpoint verify`, or a rank that resumed. It is not read again; a job that keeps two keeps two that it can resume from."""
+    author, path = a_job(book, folder), str(manifest.folder_of(folder.path, 40))
+    found = Checkpoint(job_id=author.job.id, at=time.time(), step=40, generation=1, path=path, problem="checkpoint-corrupt", reason="r")
+    with book.session() as session:
+        session.add(found)
+    output = pruned(here, 2)
+    assert (steps_in(output, "kept"), steps_in(output, "deleted"), steps_in(output, "left")) == ([50, 30], [10, 20], [40])
 
 
 def test_a_checkpoint_that_training_must_not_resume_from_does_not_count(here: Command, book: History, folder: Folder) -> None:

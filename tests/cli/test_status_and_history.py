@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
+from holdfast import exit_codes
 from holdfast.detectors.training.progress import Pause
 from holdfast.errors import UnknownIncident
 from holdfast.history import FaultRecord, acquire, queries
@@ -259,8 +260,10 @@ def test_a_final_state_that_was_not_saved_is_no_clean_success(here: Command, boo
     job.checkpoint(40, seconds=6)
     job.checkpoint(192, seconds=22, problem="checkpoint-disk-full")
     job.move("COMPLETED", "all 2 rank(s) exited with status 0", seconds=23, event="finished")
-    for command in ("status full --follow", "status full"):
-        text = here(*command.split()).stdout
+    for command, code in (("status full --follow", exit_codes.NOT_SAVED), ("status full", 0)):
+        done = here(*command.split())
+        assert done.returncode == code
+        text = done.stdout
         assert one_line_mentions(text, "NOT SAVED", "final state", "step 192", "checkpoint-disk-full", "step 40"), text
     assert one_line_mentions(here("status", "full", "--follow").stdout, "checkpoint", "step 40 of 192")
     output = json.loads(here("status", "full", "--json").stdout)
@@ -268,7 +271,8 @@ def test_a_final_state_that_was_not_saved_is_no_clean_success(here: Command, boo
     job.checkpoint(192, seconds=24)
     output = json.loads(here("status", "full", "--json").stdout)
     assert (output["failed_save"], output["checkpoint"]["step"]) == (None, 192)
-    assert "NOT SAVED" not in here("status", "full", "--follow").stdout
+    done = here("status", "full", "--follow")
+    assert ("NOT SAVED" in done.stdout, done.returncode) == (False, 0)
 
 
 def test_the_last_step_is_that_of_the_newest_generation(here: Command, running: Author) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from holdfast import exit_codes
 from holdfast.history import queries
 from holdfast.runtime.checkpoint import manifest
 from tests.integration.stage import Stage
@@ -32,10 +33,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.long  # in the runtime: tests/runtime/test_save.py
 def test_a_full_disk_costs_checkpoints_and_not_the_training(stage: Stage, small_disk: Path) -> None:
-    """Each is reported once, with the cure, and no incident is made of it."""
+    """Each is reported once, with the cure, and no incident is made of it. That the end is not saved is in the exit status."""
     plan = {"interval": 5, "directory": str(small_disk)}
     play = stage.play("full", script=SCRIPT, args=["--steps", "40", *SMALL], nnodes=2, nproc_per_node=1, checkpoint=plan)
-    assert play.ends() == 0, play.log()
+    assert play.ends() == exit_codes.NOT_SAVED, play.log()
+    assert play.state() == "COMPLETED"
     assert play.kinds() == []
     faults = [one.kind for one in queries.faults(stage.history, play.job.id)]
     assert "checkpoint-disk-full" in faults

@@ -149,7 +149,7 @@ def _show(scenario: Scenario, results: Sequence[SystemResult], systems: Mapping[
     events = Spread.of(run.events for run in results[0].runs)
     heading(f"{scenario.name}: {gpus:,} GPUs for {duration(scenario.duration.total_seconds())}, {plural(scenario.runs, 'run')}")
     faults = f"{events.median:,.0f}" + (f" ({events.low:,.0f} to {events.high:,.0f})" if events.low < events.high else "")
-    spares = f"{plural(scenario.spares, 'spare node')}, {scenario.cluster.hot_spares} of them warm under systems that use hot spares"
+    spares = f"{plural(scenario.spares, 'spare node')}, {scenario.cluster.hot_spares} of them with hot spares under systems that use those"
     facts = [("faults", f"{faults} in the cluster, the same for every system"), ("nodes", spares), ("policy", scenario.policy)]
     for name, times in transfers_of(scenario).items():
         if times is not None:

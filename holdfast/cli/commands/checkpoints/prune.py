@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from holdfast.checkpoints.prune import PrunePlan, delete_checkpoints, plan_prune, remove_remains
+from holdfast.cli.commands.checkpoints.inventory import recall_findings
 from holdfast.cli.job_view import find_job, live_jobs
 from holdfast.cli.output import confirmed, echo, echo_json, echo_table, hint
 from holdfast.errors import OperatorError
@@ -62,7 +64,7 @@ def prune(job: str, *, keep: int, yes: bool, as_json: bool) -> int:
         directory = checkpoint_directory(row)
         _refuse_in_use(history, directory)
         invalidated = _invalidated(history, directory)
-        found = plan_prune(directory, keep, invalidated)
+        found = plan_prune(directory, keep, invalidated, partial(recall_findings, history))
         if not as_json:
             _show(row, found)
         if found.delete and not yes and not _confirmed(found, as_json=as_json):
