@@ -33,20 +33,29 @@ CLOSING: Final = 20.0
 """Seconds that a controller gets to release its lease once the job's processes have ended."""
 
 
+ONE_PRESS: Final = 0.7
+"""Seconds after Ctrl-C was answered in which another one counts as the same: nobody has read yet what the next one would do."""
+
+
 class Signals:
     """How often Ctrl-C was pressed, and whether SIGUSR1 came: the request to detach from the job."""
 
     def __init__(self) -> None:
-        self.interrupts = 0
-        self.handled = 0
         self.detach = False
+        self._handled, self._answered = 0, -ONE_PRESS
+        self._pressed = False
+
+    def note_interrupt(self) -> None:
+        """Note a Ctrl-C, unless it belongs to the one before."""
+        self._pressed = self._pressed or time.monotonic() - self._answered > ONE_PRESS
 
     def next_interrupt(self) -> int:
-        """Return the number of the oldest Ctrl-C that is not handled yet, or 0."""
-        if self.handled == self.interrupts:
+        """Return the number of the Ctrl-C that is not handled yet, or 0."""
+        if not self._pressed:
             return 0
-        self.handled += 1
-        return self.handled
+        self._handled, self._answered = self._handled + 1, time.monotonic()
+        self._pressed = False
+        return self._handled
 
 
 @contextmanager
@@ -55,7 +64,7 @@ def counted_signals() -> Iterator[Signals]:
     signals = Signals()
 
     def interrupt(*_: object) -> None:
-        signals.interrupts += 1
+        signals.note_interrupt()
 
     def detach(*_: object) -> None:
         signals.detach = True

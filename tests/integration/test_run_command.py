@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from holdfast.cli.changes import end_change
 from holdfast.cli.job_view import view_job
 from holdfast.cli.recovery_view import ALWAYS as PHASES
+from holdfast.cli.watch import ONE_PRESS
 from holdfast.control.supervisor.early_launch import NO_FLOW
 from holdfast.history import History, holder_of, queries
 from holdfast.policies.states import State
@@ -345,7 +347,9 @@ def test_a_second_ctrl_c_stops_a_stubborn_job_at_once(place: Place) -> None:
     worker = place.worker()
     running(place, "stubborn")
     child.send_signal(signal.SIGINT)
+    child.send_signal(signal.SIGINT)  # of the same press: nobody has read yet what it would do
     wait_until(lambda: place.state("stubborn") == "CANCELLED", seconds=SECONDS, explain=place.log)
+    time.sleep(ONE_PRESS)
     assert Path(f"/proc/{worker}").exists()
     child.send_signal(signal.SIGINT)
     said, _ = child.communicate(timeout=SECONDS)
