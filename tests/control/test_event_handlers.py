@@ -134,6 +134,22 @@ def test_replicas_that_are_behind_on_many_nodes_are_one_event(recorded: Recorded
     assert len(recorded.job_events) == 2, "whatever else is wrong is recorded at once"
 
 
+def test_a_problem_with_a_checkpoint_is_recorded_once_by_all_controllers(recorded: Recorded) -> None:
+    """Agents send the next controller again what the last one may not have written."""
+    problem = {"node": "a", "kind": "checkpoint-backlog", "why": "late", "step": 30}
+    recorded.receives("storage-error", path="/ckpt/30", **problem)
+    assert recorded.recorder.flush(60.0)
+    rows = queries.checkpoints(recorded.history, recorded.job.id)
+    assert [one.problem for one in rows] == ["checkpoint-backlog"]
+    recorded.handlers._storage_errors.clear()  # as in another process
+    recorded.handlers.remember(0, {}, rows)
+    recorded.receives("storage-error", path="/ckpt/30", **problem)
+    recorded.receives("storage-error", path="/ckpt/40", **problem)
+    assert recorded.recorder.flush(60.0)
+    assert [one.path for one in queries.checkpoints(recorded.history, recorded.job.id)] == ["/ckpt/30", "/ckpt/40"]
+    assert len(recorded.job_events) == 2
+
+
 @pytest.mark.parametrize(("kind", "lines"), [("local", 1), ("ssh", 2)])
 def test_the_nodes_of_one_machine_cause_one_event(recorded: Recorded, kind: str, lines: int) -> None:
     """Both report the same load: every fault is recorded, one is reported; two machines have a line each."""

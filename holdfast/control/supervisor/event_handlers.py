@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -124,9 +125,15 @@ class EventHandlers:
         """Begin a generation of which the history has the steps up to *recorded* and the checkpoints up to *saved*."""
         self._recorded, self._saved = recorded, saved
 
-    def remember(self, newest: int, resumed: dict[int, int]) -> None:
-        """Take over what another controller recorded: the *newest* step, and the step that each generation resumed from."""
+    def remember(self, newest: int, resumed: dict[int, int], checkpoints: Iterable[models.Checkpoint] = ()) -> None:
+        """Take over what another controller recorded: the *newest* step, the step that each generation resumed from, and *checkpoints*.
+
+        Agents send again what that controller may not have written.
+        """
         self._newest, self._resumed = newest, resumed
+        for one in checkpoints:
+            if one.problem:
+                self._storage_errors[one.problem, one.path] = None
 
     def admits(self, node: str, event: AgentEvent, *, budgeted: bool) -> bool:
         """Return whether *event* of *node*'s agent belongs to the present generation and, where it is *budgeted*, may still be recorded."""

@@ -202,7 +202,7 @@ def _continue(run: JobController, generation: int, membership: dict[str, list[in
     rank_table = RankTable.from_record(facts) if facts else RankTable()
     run.generations.begin(generation, membership, rank_table=rank_table)
     run.handlers.begin(recorded=max((one.step for one in steps), default=0), saved=max(saved, default=0))
-    run.handlers.remember(*run.generations.recorded_before(run.history))
+    run.handlers.remember(*run.generations.recorded_before(run.history), queries.checkpoints(run.history, run.job.id))
     run.generations.state.durations.extend((one.step, one.seconds) for one in steps)
 
 
