@@ -94,7 +94,7 @@ _OF_TRACE: Final[Sequence[tuple[str, str, Cause]]] = (
     ("GPU", "", Cause(name="GPU", kind="gpu-off-bus")),
     ("Parameter Plane Cable", "", Cause(name="cable", kind="link-down", symptom=Symptom.HANG)),
     ("NIC", "Lost", Cause(name="NIC lost", kind="mlx5-health", symptom=Symptom.HANG)),
-    ("NIC", "", Cause(name="NIC", kind="port-rate-low", degrades=True)),
+    ("NIC", "", Cause(name="NIC", kind="ib-rate-low", degrades=True)),
     ("Fan", "", Cause(name="fan", kind="fan-failed", degrades=True)),
     ("Power Supply", "", Cause(name="power supply", kind="psu-failed", degrades=True)),
     ("Stress Test Failure", "", Cause(name="stress test failed", kind="gpu-diagnostic-failed")),

@@ -58,7 +58,7 @@ PARTS: dict[str, NodePart | None] = {
     "nvlink-error": None,
     "nvswitch-route": None,
     "pcie-fatal": None,
-    "port-link-downed": None,
+    "port-buffer-overrun": None,
     "amd-bad-pages": None,
 }
 
