@@ -57,7 +57,7 @@ LLAMA_3: Final[Mapping[Cause, int]] = {
     Cause(name="software bug", kind="worker-exit-code", of_process=True): 54,
     Cause(name="network switch or cable", kind="link-down", symptom=Symptom.HANG): 35,
     Cause(name="unplanned maintenance of a host", kind="node-lost", symptom=Symptom.NODE_LOST): 32,
-    Cause(name="GPU SRAM memory", kind="gpu-memory-sram"): 19,
+    Cause(name="GPU SRAM memory", kind="gpu-memory-double-bit"): 19,
     Cause(name="GPU system processor", kind="gpu-gsp-timeout"): 17,
     Cause(name="NIC", kind="mlx5-health", symptom=Symptom.HANG): 7,
     Cause(name="NCCL watchdog timeout", kind="torch-collective-timeout", symptom=Symptom.HANG, of_process=True): 7,
@@ -87,7 +87,7 @@ BUG: Final = Cause(name="bug of the script", kind="worker-exception", of_process
 _OF_TRACE: Final[Sequence[tuple[str, str, Cause]]] = (
     ("GPU", "DBE", Cause(name="GPU double-bit errors", kind="gpu-ecc-uncorrectable")),
     ("GPU", "SBE", Cause(name="GPU single-bit errors", kind="gpu-recovery-drain", degrades=True)),
-    ("GPU", "PCI link width", Cause(name="GPU link width", kind="gpu-pcie-slow", degrades=True)),
+    ("GPU", "PCI link width", Cause(name="GPU link width", kind="pcie-limited", degrades=True)),
     ("GPU", "nvidia-smi", Cause(name="nvidia-smi timeout", kind="gpu-query-stuck", symptom=Symptom.HANG)),
     ("GPU", "Temperature", Cause(name="GPU temperature", kind="gpu-heat-shutdown")),
     ("GPU", "Silent", Cause(name="silent data corruption", kind="silent-corruption")),
