@@ -205,7 +205,7 @@ _SUBJECTS: Final[tuple[tuple[_Row, str], ...]] = (
         en[ops]\w+ ib\d+ bond\d+ br\d+ veth\S* infiniband rdma\S* roce\S* verbs ibv\S* nccl rccl hccl gloo ucx
         ucp_\w+ infinipath hfi1\S* libfabric ofi tcp
         udp ipv[46] arp dns dhcp\S* network socket port link switch transceiver opensm subnet lldp\w* bgp\w* ospf netdev nic
-        connection peer host
+        connection peer (?<!hci\s)host(?!\s(?:controller|halt))
         """,
     ),
     (
@@ -219,7 +219,7 @@ _SUBJECTS: Final[tuple[tuple[_Row, str], ...]] = (
         r"""
         edac\w* mce mcelog rasdaemon machine.check dimm\w* ecc memory hugepages? pcie?\S* pcieport aer dpc iommu dmar smmu\S*
         acpi\S* apei ghes ipmi\S* bmc sel redfish psu\w* power fan\w* thermal\w* temperature voltage cpus?\S* core microcode
-        tpm\S* bios uefi efi firmware cxl\S* hwmon\S* irq\S* usb i2c\S* watchdog\S* rtc\S* clock\w* rcu numa hardware board
+        tpm\S* [xeou]hci\S* bios uefi efi firmware cxl\S* hwmon\S* irq\S* usb i2c\S* watchdog\S* rtc\S* clock\w* rcu numa hardware board
         chassis node
         """,
     ),
