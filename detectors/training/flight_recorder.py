@@ -16,10 +16,8 @@ from pathlib import PurePath
 from typing import Any, Final, NoReturn
 
 from holdfast.detectors.evidence import GroupProgress, PendingOperation, RankProgress, RankStatus
-from holdfast.detectors.training.hang_analysis import HangFinding, explain
+from holdfast.detectors.training.hang_analysis import UNKNOWN_COUNT, HangFinding, explain
 
-_LOST: Final = 2**62
-"""Count of operations of a rank whose records of a group were overwritten: it is not known to be behind."""
 _DEFAULT: Final = "0"
 """Name of the group of all ranks."""
 _OURS: Final = re.compile(r"[/\\]torch[/\\]|^<frozen ")
@@ -125,7 +123,7 @@ class _Plain(pickle.Unpickler):
 
 def _record(entry: Mapping[str, Any]) -> Record:
     sizes, kinds, at = entry["input_sizes"], entry.get("input_dtypes") or [""], int(entry["time_created_ns"])
-    if not 0 <= at < _LOST * 2:
+    if not 0 <= at < 2**63:
         raise ValueError(f"{at} is no time")
     return Record(
         group=str(entry["process_group"][0]),
@@ -164,7 +162,7 @@ def _all_members(dumps: Mapping[int, Dump]) -> dict[str, tuple[int, ...]]:
 
 
 def _status(dump: Dump, members: Mapping[str, tuple[int, ...]]) -> RankStatus:
-    newest: dict[str, int] = dict.fromkeys(members, _LOST) if dump.overwritten else {}
+    newest: dict[str, int] = dict.fromkeys(members, UNKNOWN_COUNT) if dump.overwritten else {}
     waits: dict[str, dict[int, PendingOperation]] = {}
     for one in dump.records:
         if one.point_to_point:

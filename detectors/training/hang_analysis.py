@@ -21,6 +21,8 @@ STUCK_SECONDS: Final = 1.0
 """Seconds after which an operation that all ranks have started is stuck (ours)."""
 _EVEN: Final = frozenset({"allreduce", "all_reduce", "broadcast", "reduce", "all_gather_single", "reduce_scatter_single"})
 """Operations with tensors of equal size on all ranks; the flight recorder writes `all_reduce`."""
+UNKNOWN_COUNT: Final = 2**62
+"""Count of operations of a rank of which it is not known: it is not taken to be behind."""
 _LISTED: Final = 8
 """Maximum number of ranks to name."""
 
@@ -199,7 +201,7 @@ def _left_in(ranks: Mapping[int, RankProgress], statuses: Mapping[int, RankStatu
         for work in group.pending:
             if work.way or work.seconds < STUCK_SECONDS or len(theirs) + 1 < len(group.ranks):
                 continue
-            begun = all(_count(one, "") >= work.number for one in theirs.values())
+            begun = all(work.number <= _count(one, "") < UNKNOWN_COUNT for one in theirs.values())
             done = [other for other, one in theirs.items() if work.number not in {found.number for found in one.pending if not found.way}]
             if begun and done:
                 quote = f"{_sized(work)}, #{work.number} of group {group.name}, does not finish on rank {rank}{_on(ranks[rank])}"
