@@ -34,9 +34,9 @@ def finding(xid: Xid) -> FaultFinding | None:
 
 UNUSABLE: Final = frozenset({
     "gpu-off-bus", "gpu-memory-double-bit", "gpu-memory-uncontained", "gpu-memory-unrecovered", "gpu-gsp-timeout", "gpu-gsp-crashed",
-    "gpu-controller-halted", "gpu-init-failed", "gpu-fatal-timeout",
+    "gpu-controller-halted", "gpu-init-failed",
 })  # fmt: skip
-"""Kinds after which a GPU does no more work (Xids 79, 48, 95, 140, 119, 120, 62, 143 and 158): a rank on it never reaches its next
+"""Kinds after which a GPU does no more work (Xids 79, 48, 95, 140, 119, 120, 62 and 143): a rank on it never reaches its next
 collective, and its own timeout may be minutes away."""
 OTHER: Final = "gpu-xid-other"
 """The kind of Xids without a kind of their own."""

@@ -1,7 +1,7 @@
 """Every kind of line that can take a node out was posted by somebody: on a report's page, in a mailing list, in a vendor's manual.
 
-`posted_*.tsv` has those lines that stand in no other table, each with the address where it was read. A kind that only the source of a
-driver or a tool prints is shown and takes no node out, until somebody posts such a line.
+`posted_*.tsv` has those lines, each with the address where it was read; those that act by themselves stand in `certain.tsv` too. A kind
+that only the source of a driver or a tool prints is shown and takes no node out, until somebody posts such a line.
 """
 
 from __future__ import annotations

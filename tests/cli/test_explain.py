@@ -65,6 +65,6 @@ def test_lines_of_the_same_event_are_named_and_others_are_not(here: Command) -> 
     switch = "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 19047,"
     lines = f"{switch} Fatal, Link 32 sequence ID error\n{switch} Severity 1 Engine instance 32\nmlx5_core 0000:5e:00.0 eth2: Link down"
     found = json.loads(here("explain", lines, "--json").stdout)
-    assert found["kind"] == "nvswitch-port-memory"
-    assert found["context"] == [f"nvswitch-port-memory: {switch} Severity 1 Engine instance 32"]
+    assert found["kind"] == "nvswitch-fatal"
+    assert found["context"] == [f"nvswitch-fatal: {switch} Severity 1 Engine instance 32"]
     assert mentions(here("explain", lines).stdout, "together with", "Severity 1 Engine instance 32")

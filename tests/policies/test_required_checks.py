@@ -56,7 +56,7 @@ PARTS: dict[str, NodePart | None] = {
     "psu-failed": None,
     "fan-failed": None,
     "nvlink-error": None,
-    "nvswitch-route": None,
+    "nvswitch-fatal": None,
     "pcie-fatal": None,
     "port-buffer-overrun": None,
     "amd-bad-pages": None,
