@@ -16,7 +16,7 @@ from holdfast.detectors.catalogue import KERNEL_LOG, TAKES_NODE_OUT, WORKER_OUTP
 from holdfast.detectors.confirmation import acts_alone
 from holdfast.detectors.evidence import HangLimits
 from holdfast.detectors.log_lines.classification import judge
-from holdfast.detectors.log_lines.xids import UNUSABLE, see_xid, xid_of
+from holdfast.detectors.log_lines.xids import UNUSABLE, finding, see_xid, xid_of
 from holdfast.detectors.nodes.gpu_readings import XidEvent
 from holdfast.detectors.signatures.loading import HERE
 from tests.each import each
@@ -73,10 +73,46 @@ def test_an_xid_recommends_what_its_vendor_does() -> None:
         assert CATALOGUE[kind_of_xid(number) or ""].recommended_action is RecommendedAction.RESET_GPU, number
     for number in RESTART_MACHINE:
         assert CATALOGUE[kind_of_xid(number) or ""].recommended_action is RecommendedAction.EVICT, number
-    known = {*RESTART_APP, *RESET, *RESTART_MACHINE, 74, 171}  # NVLink, and a number without a published action of which a log is posted
+    known = {*RESTART_APP, *RESET, *RESTART_MACHINE, 74}  # NVLink
     for number in set(range(1, 180)) - known:
         name = kind_of_xid(number)
         assert name is None or CATALOGUE[name].recommended_action not in TAKES_NODE_OUT | {RecommendedAction.RESTART}, number
+
+
+@each("row", [row for row in ROWS if xid_of(row["line"])])
+def test_an_xid_proves_the_same_as_an_agent_reports_it(row: dict[str, str]) -> None:
+    """The agent quotes the GPU, the number and the text, and not the line."""
+    xid = xid_of(row["line"])
+    assert xid is not None
+    found = finding(xid)
+    acts = found is not None and CATALOGUE[found.kind].recommended_action in TAKES_NODE_OUT and CATALOGUE[found.kind].proves(found.quote)
+    assert acts == (row["acts"] == "yes")
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "alone"),
+    [
+        (0, "gpu-recovery-none", False),
+        *((number, "gpu-recovery-reset", number == 1) for number in (1, 6)),
+        *((number, "gpu-recovery-reboot", number == 2) for number in (2, 7)),
+        *((number, "gpu-recovery-drain", number != 5) for number in (3, 4, 5)),
+    ],
+)
+def test_each_recovery_that_the_driver_asks_for_is_known(number: int, kind: str, alone: bool) -> None:  # noqa: FBT001 (a row of the table)
+    """By the numbers of NVML_GPU_RECOVERY_ACTION; those that nobody posted need a second signal."""
+    line = f"NVRM: Xid (PCI:0000:18:00): 154, GPU recovery action changed from 0x0 (None) to 0x{number} (Some Action)"
+    assert judge(line) == kind
+    assert acts_alone(CATALOGUE[kind], line) == alone
+
+
+@pytest.mark.parametrize(("number", "kind"), [(19013, "nvswitch-fatal"), (12003, "nvswitch-fatal"), (20034, "nvswitch-link-fault")])
+def test_what_the_switchs_driver_calls_fatal_is_never_quiet(number: int, kind: str) -> None:
+    """Numbers that the guide ignores or does not have included; without the word they are what the tables say."""
+    line = f"nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): {number}, Fatal, Link 28 something"
+    assert judge(line) == kind
+    assert acts_alone(CATALOGUE[kind], line)
+    without = judge(line.replace("Fatal", "Non-fatal"))
+    assert without is None or not acts_alone(CATALOGUE[without], line.replace("Fatal", "Non-fatal"))
 
 
 @pytest.mark.parametrize("table", ["xid.toml", "nvswitch.toml"])
