@@ -115,9 +115,13 @@ _NAMES: Final = re.compile(
 _THINGS: Final = r"(?:errors?|failures?|faults?|timeouts?|exceptions?|err|bad|corrupt\w*|missing|lost|dropped|issues?|retries)"
 _ZERO: Final = re.compile(
     rf"\b(?:0|no|zero|without(?: any)?|never)\s+(?:\w+\s+)?{_THINGS}\b"
-    rf"|\b{_THINGS}(?:[ _]count)?\s*(?:=|:|\s)\s*(?:0+(?:x0+)?|none|null|false|no)\b",
+    rf"|\b{_THINGS}(?:[ _]count)?\s*(?:=|:|\s)\s*(?:0+(?:x0+)?|none|null|false|no)\b"
+    r"|\buncorrect\w*(?: (?:errors?|ecc|parity|sec-ded)){0,2}\s*[=:]\s*0\b|\bfailure occurred\s*[=:]\s*no\b",
     re.IGNORECASE | re.ASCII,
 )
+"""Counts of zero, and failures that did not happen."""
+_OF_A_MODEL: Final = re.compile(r"\bdead (?:neurons?|units?|features?|latents?)\b|\bfail(?:s|ed)? to improve\b", re.IGNORECASE | re.ASCII)
+"""What a training says of its model: no device fails."""
 
 _WELL: Final = Sample(LogLine(text="step 100 | loss 2.31 | grad_norm 0.9 | lr 3.0e-4"))
 _Row = tuple[str, str, str, Attribution, str]
@@ -264,7 +268,7 @@ OTHERS: Final = frozenset({UNKNOWN, *(name for name, _ in _SPEAKERS)})
 def kind_by_words(text: str) -> str | None:
     """Return the fault kind by the words of *text*; None if they report no problem."""
     text = _ENDLESS.sub(r"\1", text)
-    said = _ZERO.sub(" ", _NAMES.sub(" ", _LEVEL.sub("", text)))
+    said = _OF_A_MODEL.sub(" ", _ZERO.sub(" ", _NAMES.sub(" ", _LEVEL.sub("", text))))
     if not _TROUBLE.search(said):
         return None
     loud, grave = _LOUD.search(text) is not None, _GRAVE.search(said) is not None
