@@ -16,7 +16,7 @@ from typing import Final
 
 from holdfast.agent.monitor.kernel_log import KernelLogFollower
 from holdfast.agent.monitor.nvml_events import ChildReaper, NvmlListener
-from holdfast.detectors.catalogue import CATALOGUE
+from holdfast.detectors.catalogue import CATALOGUE, DRIVER_EVENTS
 from holdfast.detectors.codec import MalformedData, unpacked
 from holdfast.detectors.evidence import NOT_REQUESTED
 from holdfast.detectors.log_lines.kernel_lines import finding_of
@@ -191,7 +191,7 @@ class MonitorLoop:
             note(log, "gpu-events.unavailable", why=message["blind"])
             return
         found = finding(unpacked(Xid, message["xid"]))
-        if found is not None and self._reports.happened(found, "GPU driver events", message["at"], time.monotonic()):
+        if found is not None and self._reports.happened(found, DRIVER_EVENTS, message["at"], time.monotonic()):
             self._sample_soon()
 
     def _on_link_change(self) -> None:
