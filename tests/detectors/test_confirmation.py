@@ -86,6 +86,21 @@ def test_what_a_rank_prints_about_its_node_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "mlx5_core 0000:1a:00.0: device's health compromised - reached miss count",
+        "mlx5_core 0000:1a:00.0: Unable to change power state from D3cold to D0, device inaccessible",
+    ],
+)
+def test_a_network_card_that_failed_takes_its_node_out_if_a_rank_lost_a_peer(text: str) -> None:
+    """Of a card that no rank uses it is shown."""
+    (fault,) = see([LogLine(text=text, at=1.0, node="n0", log=KERNEL_LOG)], HangLimits())
+    assert CATALOGUE_ACTIONS.of(fault) is RecommendedAction.MONITOR
+    assert leaving(fault, *see([crash(node="n1", rank=1, why="shape mismatch")], HangLimits())) == ()
+    assert leaving(fault, *see([crash()], HangLimits())) == ("n0",)
+
+
+@pytest.mark.parametrize(
     ("text", "acts"),
     [
         ("nvidia-nvswitch2: SXid (PCI:0000:87:00.0): 22003, Fatal, Link 18 Minion Halt", True),
@@ -98,6 +113,11 @@ def test_what_a_rank_prints_about_its_node_is_shown() -> None:
         ("mce: [Hardware Error]: CPU 61: Machine Check Exception: 5 Bank 1: 9d80000000100134", False),
         ("nvidia 0000:5d:00.0: Unable to change power state from D3cold to D0, device inaccessible", True),
         ("snd_hda_intel 0000:5d:00.1: Unable to change power state from D3cold to D0, device inaccessible", False),
+        ("[   12.0] NVRM: The NVIDIA probe routine failed for 1 device(s).", False),
+        ("NVRM: None of the NVIDIA devices were initialized.", True),
+        ("[ 5.0] amdgpu 0000:30:00.0: amdgpu: probe of 0000:30:00.0 failed with error -22", False),
+        ("[ 5.0] amdgpu 0000:30:00.0: amdgpu: probe of 0000:30:00.0 failed with error -12", False),
+        ("[   12.0] amdgpu 0000:03:00.0: amdgpu: Fatal error during GPU init", True),
     ],
 )
 def test_severity_count_and_device_in_the_line_decide(text: str, *, acts: bool) -> None:
