@@ -48,6 +48,8 @@ WORKER_OUTPUT: Final = "worker output"
 SYSTEM_LOG: Final = "log"
 """The logs that lines come from: the node's kernel, a worker's output, and any other (a service's, a scheduler's)."""
 LOGS: Final = (KERNEL_LOG, WORKER_OUTPUT, SYSTEM_LOG)
+DRIVER_EVENTS: Final = "GPU driver events"
+"""Source of the Xids that NVML reports: the numbers of lines that the same driver writes into the kernel log, without their text."""
 
 
 class Area(StrEnum):
@@ -185,12 +187,19 @@ class Fault:
 
     @property
     def log(self) -> str:
-        """The log that it was read in, one of `LOGS`; empty where it was measured."""
+        """The log that it was read in, one of `LOGS`, or in which its line stands; empty where it was measured."""
+        if self.is_driver_event:
+            return KERNEL_LOG
         return next((log for log in LOGS if self.source == log or self.source.startswith(f"{log} o")), "")
 
     @property
+    def is_driver_event(self) -> bool:
+        """Whether it is the number of an Xid, of which the text is not known; what is inferred from such events is none."""
+        return self.source.startswith(DRIVER_EVENTS) and KERNEL_LOG in self.entry.logs
+
+    @property
     def is_proven(self) -> bool:
-        """Whether its evidence takes a node out: of a device in use, a measured value or a line that can only mean this fault."""
+        """Whether its evidence takes a node out: a measured value, or a line that can only mean this fault, of a device in use."""
         if self.idle:
             return False
         if not self.log:

@@ -118,7 +118,7 @@ def why_it_acts(fault: Fault, recommended_actions: RecommendedActions) -> str:
     if fault.kind in recommended_actions.changed:
         return "the policy sets its action"
     if fault.is_proven:
-        return "the line proves it" if fault.log else "measured"
+        return f"the {_evidence(fault)} proves it" if fault.log else "measured"
     if (signal := recommended_actions.confirmed.get(fault.key)) is not None:
         return f"confirmed by {signal}"
     return f"no: {_why_not(fault)}"
@@ -129,4 +129,8 @@ def _why_not(fault: Fault) -> str:
         return "no rank of the job uses that device"
     if fault.log not in fault.entry.logs:
         return "what writes to that log cannot know of it"
-    return "one line does not prove it, and nothing else on the node shows it"
+    return f"one {_evidence(fault)} does not prove it, and nothing else on the node shows it"
+
+
+def _evidence(fault: Fault) -> str:
+    return "number" if fault.is_driver_event else "line"

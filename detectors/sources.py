@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from holdfast.detectors.catalogue import DRIVER_EVENTS
 from holdfast.detectors.evidence import (
     AgentUnreachable,
     CheckpointFailure,
@@ -69,7 +70,7 @@ SOURCES: Final[dict[type, Callable[[Any], str]]] = {
     ReplaceRanksFailure: _take_over,
     NodeReading: lambda seen: f"probe of {seen.node}",
     CounterGrowth: lambda seen: f"two probes of {seen.now.node}",
-    XidEvent: lambda seen: f"GPU driver events on {seen.node}",
+    XidEvent: lambda seen: f"{DRIVER_EVENTS} on {seen.node}",
     LogLine: _log_line,
     NonFiniteLoss: lambda seen: f"loss of rank {seen.rank}",
     LossHistory: lambda _seen: "losses of rank 0",

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 from holdfast.detectors.associations import ASSOCIATIONS, traits_of
-from holdfast.detectors.catalogue import Fault
+from holdfast.detectors.catalogue import CATALOGUE, Fault
 from holdfast.detectors.evidence import HangLimits, WorkerExit
 from holdfast.detectors.log_lines.classification import judge
 from holdfast.detectors.log_lines.heuristics import OTHERS, UNKNOWN
@@ -31,7 +31,7 @@ NAMELESS: Final = frozenset({None, *OTHERS, "script-exception", "process-status"
 
 
 def said(evidence: Iterable[object]) -> list[Fault]:
-    """Return the faults in the last output of workers: each kind once per node, from the worker that printed it first."""
+    """Return the faults in the last output of workers: each kind once per node, from the worker that printed it, or proved it, first."""
     return read(evidence, lambda: False)[0]
 
 
@@ -45,7 +45,9 @@ def read(evidence: Iterable[object], enough: Callable[[], bool]) -> tuple[list[F
             unread.append(one.rank)
             continue
         for fault in _of(one):
-            found.setdefault((fault.kind, fault.node), fault)
+            known = found.setdefault((fault.kind, fault.node), fault)
+            if fault.is_proven and not known.is_proven:
+                found[fault.kind, fault.node] = fault
     return list(found.values()), unread
 
 
@@ -63,7 +65,7 @@ def _of(seen: WorkerExit) -> Iterator[Fault]:
     end = see_exit(seen, _LIMITS)
     if end is None:
         return
-    matches = list(_matches(seen))
+    matches = _matches(seen)
     if end.kind in GENERIC and not matches and not any(map(_is_known, _lines(seen))):
         yield _unknown(seen, end)
     for kind, line, reported in matches:
@@ -76,19 +78,31 @@ def _of(seen: WorkerExit) -> Iterator[Fault]:
                 step=seen.step,
                 quote=line[:500],
                 signature=f"{kind}, {end.signature}",
-                source=exception_report(seen.rank) if reported else worker_output(seen.rank),
+                source=exception_report(seen.rank) if reported and _is_itself(kind, line) else worker_output(seen.rank),
             )
 
 
-def _matches(seen: WorkerExit) -> Iterator[tuple[str, str, bool]]:
-    """Yield the fault kinds of the exception and the last lines, each once, with the line and whether the worker reported it."""
+def _is_itself(kind: str, line: str) -> bool:
+    """Return whether an exception is the error of *kind*, and does not only quote its words."""
+    entry = CATALOGUE[kind]
+    return not entry.certain or entry.proves(line)
+
+
+def _matches(seen: WorkerExit) -> list[tuple[str, str, bool]]:
+    """Return the fault kinds of the exception and the last lines, each once, with its line and whether the worker reported it.
+
+    Of several lines the first one that proves the kind counts: a program may have quoted the words of an error before it had one.
+    """
     raised = seen.raised or raised_in(seen.output)
     known = {kind_of(raised)} if raised else set()
+    found: dict[str, tuple[str, bool]] = {}
     for number, line in enumerate(_lines(seen)):
         kind = _kind(line)
-        if kind is not None and kind not in known and kind not in OTHERS and kind not in ASSOCIATIONS.vague:
-            known.add(kind)
-            yield kind, line.strip(), seen.raised is not None and number == 0
+        if kind is None or kind in known or kind in OTHERS or kind in ASSOCIATIONS.vague:
+            continue
+        if kind not in found or (CATALOGUE[kind].proves(line) and not CATALOGUE[kind].proves(found[kind][0])):
+            found[kind] = line.strip(), seen.raised is not None and number == 0
+    return [(kind, line, reported) for kind, (line, reported) in found.items()]
 
 
 def _lines(seen: WorkerExit) -> list[str]:

@@ -24,11 +24,14 @@ def xid_of(text: str) -> Xid | None:
 
 
 def finding(xid: Xid) -> FaultFinding | None:
-    """Return the fault of an Xid; None if it is none. Xids of kind `gpu-xid-other` are distinguished by their number."""
+    """Return the fault of an Xid; None if it is none. Xids of kind `gpu-xid-other` are distinguished by their number.
+
+    It is quoted as in the kernel log: what proves its kind is an expression for such lines.
+    """
     name = _kind(xid.code, xid.text)
     if name is None:
         return None
-    quote = f"GPU {xid.bus}: Xid {xid.code}" + (f", {xid.text}" if xid.text else "")
+    quote = f"Xid (PCI:{xid.bus}): {xid.code}" + (f", {xid.text}" if xid.text else "")
     return FaultFinding(kind=name, part=f"GPU {xid.bus}" + (f" Xid {xid.code}" if name == OTHER else ""), quote=quote)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from holdfast.detectors.catalogue import Fault
+from holdfast.detectors.catalogue import CATALOGUE, KERNEL_LOG, Fault
 from holdfast.detectors.evidence import NOT_REQUESTED, HangLimits, Unknown
 from holdfast.detectors.nodes.findings import THRESHOLDS, FaultFinding, ReadingPair, Thresholds
 from holdfast.detectors.nodes.gpu import judge_gpus
@@ -48,11 +48,18 @@ def fault_findings(now: NodeReading, before: NodeReading | None = None, limits: 
             seconds = now.at - earlier.at if earlier is not None else 0.0
             pair = ReadingPair(now=part, before=None if isinstance(old, Unknown) else old, seconds=seconds, limits=limits)
             seen += [(_INSTRUMENTS.get(name, f"{name} check"), finding) for finding in judged(pair)]
-    seen += [("kernel log", finding) for finding in _told(now, earlier, limits)]
+    seen += [(KERNEL_LOG, finding) for finding in _told(now, earlier, limits)]
     first: dict[tuple[str, str], tuple[str, FaultFinding]] = {}
     for source, finding in seen:  # NVML and the kernel log report one fault in different words
-        first.setdefault((finding.kind, finding.part), (source, finding))
+        known = first.setdefault((finding.kind, finding.part), (source, finding))
+        if source == known[0] == KERNEL_LOG and not _proves(known[1]) and _proves(finding):
+            first[finding.kind, finding.part] = source, finding
     return list(first.values())
+
+
+def _proves(finding: FaultFinding) -> bool:
+    """Return whether the line of *finding* can only mean this fault."""
+    return CATALOGUE[finding.kind].proves(finding.quote)
 
 
 def _fault(seen: FaultFinding, now: NodeReading, source: str) -> Fault:

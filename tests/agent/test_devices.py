@@ -12,7 +12,9 @@ import pytest
 from holdfast.agent.node.devices import is_idle, rank_with_gpu_of, ranks_on
 from holdfast.agent.workers.worker import Worker
 from holdfast.detectors.all_kinds import CATALOGUE
+from holdfast.detectors.log_lines.kernel_lines import finding_of
 from holdfast.detectors.log_lines.xids import UNUSABLE
+from holdfast.detectors.nodes.readings import KernelLine
 
 BUSES = ("0000:18:00.0", "0000:3b:00.0")
 PART, QUOTE = "GPU 0000:3b:00.0", "GPU 0000:3b:00.0: Xid 79, GPU has fallen off the bus"
@@ -84,6 +86,25 @@ def test_a_gpu_is_idle_only_if_every_rank_has_others_open(root: Path, holding: d
     gone = a_worker(1, holding[0,])
     gone.exited = True
     assert not is_idle(PART, [first, gone], root)
+
+
+def test_a_gpu_of_another_vendor_is_idle_while_ranks_have_nvidias_open(root: Path, holding: dict[tuple[int, ...], int]) -> None:
+    """A display that fails is no reason to leave; what it is has to be known, and a network card is no GPU."""
+    line = "amdgpu 0000:03:00.0: amdgpu: Fatal error during GPU init"
+    found = finding_of(KernelLine(sequence=1, microseconds=1, level=3, text=line))
+    assert found is not None
+    on_nvidia, on_nothing = a_worker(0, holding[0,]), a_worker(1, holding[()])
+    assert not is_idle(found.part, [on_nvidia], root), "nothing is known of that device"
+    place = root / "sys/bus/pci/devices/0000:03:00.0"
+    place.mkdir(parents=True)
+    for vendor, kind, idle in (("0x1002", "0x030000", True), ("0x1002", "0x120000", True), ("0x15b3", "0x020700", False)):
+        (place / "vendor").write_text(f"{vendor}\n")
+        (place / "class").write_text(f"{kind}\n")
+        assert is_idle(found.part, [on_nvidia], root) == idle
+        assert not is_idle(found.part, [on_nvidia, on_nothing], root), "it may be what the other one uses"
+    (place / "vendor").write_text("0x10de\n")
+    (place / "class").write_text("0x030000\n")
+    assert not is_idle(found.part, [on_nvidia], root), "one that the driver does not list any more may have been in use"
 
 
 def test_the_process_that_the_driver_names_is_the_ranks_or_one_that_it_began(root: Path, holding: dict[tuple[int, ...], int]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import selectors
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,11 @@ import pytest
 from holdfast.agent.monitor.kernel_log import KernelLogFollower
 from holdfast.agent.monitor.loop import MAX_LINES, QUIET, Deduplicator, EventBudget
 from holdfast.agent.monitor.nvml_events import NAME as LISTENER
+from holdfast.control.agents.events import NodeFaultSeen
+from holdfast.control.faults.node_faults import Announcements, NodeFaultDedup
+from holdfast.detectors.log_lines.kernel_lines import finding_of
 from holdfast.detectors.nodes.findings import FaultFinding
+from holdfast.detectors.nodes.readings import KernelLine
 from holdfast.host.process import children_of, state_of
 from holdfast.protocol import Message
 from tests.agent.rig import CLIENT, Flow, Node
@@ -159,6 +165,69 @@ def test_a_fault_is_reported_once_by_the_first_source() -> None:
     deduplicator.sampled([], 200.0, now=200.0)
     deduplicator.happened(seen(), "kernel log", 300.0, now=300.0)
     assert len(reported) == 3
+
+
+@pytest.mark.parametrize(
+    ("harmless", "proof"),
+    [
+        (
+            "Memory failure: 0x3f2c81: reserved kernel page still referenced by 1 users",
+            "Memory failure: 0x3f2c81: recovery action for reserved kernel page: Failed",
+        ),
+        (
+            "nvidia-nvswitch0: SXid (PCI:0000:c5:00.0): 20034, Non-fatal, Link 30 LTSSM Fault Up",
+            "nvidia-nvswitch0: SXid (PCI:0000:c5:00.0): 20034, Fatal, Link 31 LTSSM Fault Up",
+        ),
+        (
+            "mce: [Hardware Error]: CPU 18: Machine Check Exception: 5 Bank 3: 9e00000000010091",
+            "mce: [Hardware Error]: CPU 18: Machine Check Exception: 5 Bank 7: be00000001010091",
+        ),
+        (
+            "mce: Uncorrected hardware memory error in user-access at 3f2c81000",
+            "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (channel:1 slot:0)",
+        ),
+    ],
+)
+def test_the_line_that_proves_a_fault_is_reported_though_others_of_its_kind_were(harmless: str, proof: str) -> None:
+    """To the controller too; what repeats either of them is counted, and nothing that does not prove it follows what does."""
+    reported: list[Message] = []
+    deduplicator, dedup, announced = Deduplicator("n0", reported.append), NodeFaultDedup(), Announcements()
+    for number, text in enumerate((harmless, harmless, proof, harmless, proof)):
+        found = finding_of(KernelLine(sequence=number, microseconds=number, level=3, text=text))
+        assert found is not None
+        deduplicator.happened(found, "kernel log", 5.0, now=float(number))
+    assert [one["quote"] for one in reported] == [harmless, proof]
+    events = [
+        NodeFaultSeen.of(
+            {"event": "node.fault", "kind": one["fault"], "seen_at": 5.0 + at, **{n: one[n] for n in ("part", "quote", "source")}}
+        )
+        for at, one in enumerate(reported)
+    ]
+    faults = [dedup.take("n0", event) for event in events]
+    assert [fault is not None and fault.is_proven for fault in faults] == [False, True]
+    assert [announced.is_new(fault, "n0", 1.0) for fault in (*faults, *faults) if fault is not None] == [True, True, False, False]
+
+
+def test_a_measured_value_is_reported_though_a_line_of_its_kind_was() -> None:
+    """The line alone proves nothing, and the counter does."""
+    reported: list[Message] = []
+    deduplicator = Deduplicator("n0", reported.append)
+    told = FaultFinding(kind="memory-uncorrected", part="node", quote="mce: Uncorrected hardware memory error in user-access at 3f2c81000")
+    deduplicator.happened(told, "kernel log", 5.0, now=0.0)
+    deduplicator.sampled([("host check", replace(told, quote="mc0: 1 uncorrected error"))], 5.5, now=0.5)
+    assert [one["source"] for one in reported] == ["kernel log on n0", "host check on n0"]
+
+
+def test_reports_that_were_not_sent_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """The log of the monitor has their number once they are over."""
+    deduplicator = Deduplicator("n0", [].append)
+    with caplog.at_level(logging.INFO, "holdfast.agent.monitor"):
+        for number in range(41):
+            deduplicator.happened(seen(), "kernel log", 5.0, now=number / 10)
+        deduplicator.sampled([], 50.0, now=50.0)
+        assert not caplog.records
+        deduplicator.sampled([], 70.0, now=70.0)
+    assert [record.facts for record in caplog.records] == [{"kind": "gpu-off-bus", "part": "GPU 0", "times": 40}]  # type: ignore[attr-defined]
 
 
 def test_a_flooded_log_is_judged_as_far_as_the_budget_goes() -> None:

@@ -34,10 +34,17 @@ def test_a_replayed_fault_is_accepted_once() -> None:
     assert fault.device == "GPU 0000:18:00.0"
     assert news.take("n0", NodeFaultSeen.of(FAULT)) is None
     later = NodeFaultDedup()
-    later.remember([(fault.kind, fault.node, fault.at)])
+    later.remember([a_row(fault.kind, fault.at, node="n0", evidence={"device": fault.device})])
     assert later.take("n0", NodeFaultSeen.of(FAULT)) is None
     assert later.take("n1", NodeFaultSeen.of(FAULT)) is not None, "another node has one of its own"
     assert later.take("n0", NodeFaultSeen.of({**FAULT, "seen_at": 9.0})) is not None
+
+
+def test_parts_that_have_a_fault_at_one_time_have_one_each() -> None:
+    """A sample reports all that it found with the time at which it was taken."""
+    news = NodeFaultDedup()
+    parts = ("GPU 0000:18:00.0", "GPU 0000:3b:00.0")
+    assert [fault.device for part in parts if (fault := news.take("n0", NodeFaultSeen.of({**FAULT, "part": part})))] == [*parts]
 
 
 def test_a_gpu_that_no_rank_uses_is_known_as_such() -> None:

@@ -12,6 +12,7 @@ from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, KERNEL_LOG, TAKES_NO
 from holdfast.detectors.confirmation import confirmed, why_it_acts
 from holdfast.detectors.diagnosis import PastFailure, diagnose, see
 from holdfast.detectors.evidence import HangLimits, LogLine, Progress, WorkerException, WorkerExit
+from holdfast.detectors.log_lines.outputs import said
 from holdfast.policies.recovery.case import Case
 from tests.detectors.evidence_of import a_rank
 
@@ -86,6 +87,21 @@ def test_what_a_rank_prints_about_its_node_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "mlx5_core 0000:1a:00.0: device's health compromised - reached miss count",
+        "mlx5_core 0000:1a:00.0: Unable to change power state from D3cold to D0, device inaccessible",
+    ],
+)
+def test_a_network_card_that_failed_takes_its_node_out_if_a_rank_lost_a_peer(text: str) -> None:
+    """Of a card that no rank uses it is shown."""
+    (fault,) = see([LogLine(text=text, at=1.0, node="n0", log=KERNEL_LOG)], HangLimits())
+    assert CATALOGUE_ACTIONS.of(fault) is RecommendedAction.MONITOR
+    assert leaving(fault, *see([crash(node="n1", rank=1, why="shape mismatch")], HangLimits())) == ()
+    assert leaving(fault, *see([crash()], HangLimits())) == ("n0",)
+
+
+@pytest.mark.parametrize(
     ("text", "acts"),
     [
         ("nvidia-nvswitch2: SXid (PCI:0000:87:00.0): 22003, Fatal, Link 18 Minion Halt", True),
@@ -98,6 +114,11 @@ def test_what_a_rank_prints_about_its_node_is_shown() -> None:
         ("mce: [Hardware Error]: CPU 61: Machine Check Exception: 5 Bank 1: 9d80000000100134", False),
         ("nvidia 0000:5d:00.0: Unable to change power state from D3cold to D0, device inaccessible", True),
         ("snd_hda_intel 0000:5d:00.1: Unable to change power state from D3cold to D0, device inaccessible", False),
+        ("[   12.0] NVRM: The NVIDIA probe routine failed for 1 device(s).", False),
+        ("NVRM: None of the NVIDIA devices were initialized.", True),
+        ("[ 5.0] amdgpu 0000:30:00.0: amdgpu: probe of 0000:30:00.0 failed with error -22", False),
+        ("[ 5.0] amdgpu 0000:30:00.0: amdgpu: probe of 0000:30:00.0 failed with error -12", False),
+        ("[   12.0] amdgpu 0000:03:00.0: amdgpu: Fatal error during GPU init", True),
     ],
 )
 def test_severity_count_and_device_in_the_line_decide(text: str, *, acts: bool) -> None:
@@ -116,6 +137,59 @@ def test_a_gpu_that_no_rank_uses_takes_no_node_out() -> None:
         assert why_it_acts(idle, CATALOGUE_ACTIONS) == "no: no rank of the job uses that device"
         assert confirmed([idle, *see([crash()], HangLimits())]) == {}
         assert confirmed([line(LOCKUP), idle]) == {}
+
+
+WATCHDOG = "[default0]:[rank12]:[E817 17:40:34.227531918 ProcessGroupNCCL.cpp:1515] [PG 0 (default_pg) Rank 12]"
+ECC = "CUDA error: uncorrectable ECC error encountered"
+
+
+@pytest.mark.parametrize(
+    ("printed", "acts"),
+    [
+        (f"RuntimeError: {ECC}", True),
+        (f"[rank3]: torch.AcceleratorError: {ECC}", True),
+        (f"2026-03-01 12:30:01,123 [rank3]: {ECC}", True),
+        (f"  what():  {ECC}", True),
+        (f"{WATCHDOG} Process group watchdog thread terminated with exception: {ECC}", True),
+        (f"[E ProcessGroupNCCL.cpp:916] [Rank 1] NCCL watchdog thread terminated with exception: {ECC}", True),
+        ("torch.AcceleratorError: CUDA error: uncorrectable NVLink error detected during the execution", True),
+        (f"dataset sample 812: RuntimeError: {ECC}", False),
+        (f"[812/9000] answer: {ECC}", False),
+        (f"The user saw: {ECC}", False),
+        ("prompt: CUDA error: uncorrectable NVLink error detected during the execution", False),
+    ],
+)
+def test_a_cuda_error_acts_where_a_line_begins_with_it(printed: str, *, acts: bool) -> None:
+    """Behind the tags of a rank, a time, or the name of an exception; a program may print the words of it in its data."""
+    wrong = WorkerException(type="ValueError", message="bad sample")
+    end = WorkerExit(node="n0", rank=0, at=2.0, code=1, step=7, raised=wrong, output=f"step 7\n{printed}\n")
+    (fault,) = said([end])
+    assert fault.kind in {"cuda-uncorrectable-ecc", "cuda-nvlink"}
+    assert leaving(*see([end], HangLimits()), fault) == (("n0",) if acts else ())
+
+
+def test_a_cuda_error_acts_though_a_program_has_quoted_one_before() -> None:
+    """The rank itself, or another one of its node."""
+    quoted = f"dataset sample 812: RuntimeError: {ECC}"
+    ends = [
+        WorkerExit(node=node, rank=rank, at=2.0 + rank, code=1, step=7, output=output)
+        for node, rank, output in (("n0", 0, quoted), ("n0", 1, f"[rank1]: {ECC}"), ("n1", 2, f"{quoted}\n[rank2]: {ECC}"))
+    ]
+    assert [(fault.node, fault.rank, fault.is_proven) for fault in said(ends)] == [("n0", 1, True), ("n1", 2, True)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "acts"),
+    [
+        ("RuntimeError", ECC, True),
+        ("torch.AcceleratorError", f"{ECC}\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.", True),
+        ("ValueError", f"cannot parse sample 812: RuntimeError: {ECC}", False),
+    ],
+)
+def test_an_exception_acts_where_it_is_cudas_error(kind: str, message: str, *, acts: bool) -> None:
+    """One that only quotes it is the program's own."""
+    end = WorkerExit(node="n0", rank=0, at=2.0, code=1, step=7, raised=WorkerException(type=kind, message=message))
+    assert leaving(*see([end], HangLimits()), *said([end])) == (("n0",) if acts else ())
 
 
 def test_who_sets_an_action_decides() -> None:

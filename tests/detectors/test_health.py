@@ -11,7 +11,7 @@ from holdfast.detectors.evidence import NOT_REQUESTED, Unknown
 from holdfast.detectors.nodes.findings import HOUR, THRESHOLDS, ReadingPair, grown, growths
 from holdfast.detectors.nodes.gpu_readings import Gpu, GpuReading
 from holdfast.detectors.nodes.health import JUDGES, judge, unknown_signals
-from holdfast.detectors.nodes.readings import CounterGrowth, NodeReading
+from holdfast.detectors.nodes.readings import CounterGrowth, KernelLine, KernelReading, NodeReading
 
 PARTS = {field.name for field in dataclasses.fields(NodeReading)} - {"node", "at"}
 DARK = Unknown("nobody could look")
@@ -85,3 +85,16 @@ def test_unknown_values_are_reported_by_path() -> None:
         ("gpus.gpus[3].rows", DARK.why),
         ("clock", DARK.why),
     ]
+
+
+def test_of_the_lines_of_one_kind_the_one_that_proves_it_is_reported() -> None:
+    """A line before it that only looks like it does not hide it."""
+    texts = (
+        "nvidia-nvswitch0: SXid (PCI:0000:c5:00.0): 20034, Non-fatal, Link 30 LTSSM Fault Up",
+        "nvidia-nvswitch0: SXid (PCI:0000:c5:00.0): 20034, Fatal, Link 31 LTSSM Fault Up",
+        "nvidia-nvswitch0: SXid (PCI:0000:c5:00.0): 20034, Non-fatal, Link 32 LTSSM Fault Up",
+    )
+    lines = tuple(KernelLine(sequence=number, microseconds=number, level=3, text=text) for number, text in enumerate(texts))
+    (fault,) = judge(NodeReading(node="n0", at=60.0, **{**dict.fromkeys(PARTS, DARK), "kernel": KernelReading(lines=lines)}))
+    assert fault.quote == texts[1]
+    assert fault.is_proven

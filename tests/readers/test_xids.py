@@ -11,9 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.detectors.all_kinds import CATALOGUE
+from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, KERNEL_LOG, TAKES_NODE_OUT
+from holdfast.detectors.confirmation import confirmed
 from holdfast.detectors.diagnosis import see
-from holdfast.detectors.evidence import HangLimits
+from holdfast.detectors.evidence import HangLimits, LogLine, WorkerException, WorkerExit
+from holdfast.detectors.log_lines.kernel_lines import finding_of
 from holdfast.detectors.nodes.gpu_readings import Xid, XidEvent
+from holdfast.detectors.nodes.readings import KernelLine
 from tests.readers.conftest import StandIn
 
 ROOT = Path(__file__).parent.parent.parent
@@ -101,7 +106,33 @@ def test_without_an_event_set_there_is_an_error(stand_in: StandIn, listener: Cal
 def test_an_xid_is_named_by_its_code(code: int, kind: str) -> None:
     """Those with a kind of their own have that kind, from whatever source."""
     (fault,) = see([XidEvent(node="n0", at=5.0, xid=Xid(code=code, bus="0000:28:00.0"))], HangLimits())
-    assert (fault.kind, fault.quote, fault.at) == (kind, f"GPU 0000:28:00.0: Xid {code}", 5.0)
+    assert (fault.kind, fault.quote, fault.at) == (kind, f"Xid (PCI:0000:28:00.0): {code}", 5.0)
+
+
+@pytest.mark.parametrize(("code", "proven"), [(46, False), (74, False), (110, False), (171, False), (79, True), (95, True), (48, True)])
+def test_a_number_without_its_line_proves_what_any_line_with_that_number_does(code: int, *, proven: bool) -> None:
+    """Where the line decides, NVML's event is shown: the line in the kernel log is no second signal, a lost peer is one."""
+    at = {"node": "n0", "at": 5.0}
+    (fault,) = see([XidEvent(**at, xid=Xid(code=code, bus="0000:28:00.0"))], HangLimits())
+    assert fault.is_proven == proven
+    assert (CATALOGUE_ACTIONS.of(fault) in TAKES_NODE_OUT) == proven
+    assert fault.needs_proof != proven
+    line = LogLine(text=f"NVRM: Xid (PCI:0000:28:00): {code}, pid=7, name=python, Ch 00000014", log=KERNEL_LOG, **at)
+    assert confirmed([fault, *see([line], HangLimits())]) == {}
+    lost = WorkerException(type="RuntimeError", message="Connection reset by peer", peer_lost=True)
+    end = WorkerExit(rank=0, code=1, raised=lost, **at)
+    assert bool(confirmed([fault, *see([end], HangLimits())])) != proven
+
+
+def test_an_xid_of_nvlink_that_its_line_calls_fatal_is_proven_as_it_is_quoted() -> None:
+    """The expression that proves it is for lines of the kernel log."""
+    text = (
+        "NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE {} XC0 i0 Link 13 (0x0409a0c2 0x00000008 0x00000001 0x00000000 0x00100000 0x00000004)"
+    )
+    for severity, proven in (("Fatal", True), ("Nonfatal", False)):
+        found = finding_of(KernelLine(sequence=1, microseconds=1, level=3, text=text.format(severity)))
+        assert found is not None
+        assert CATALOGUE[found.kind].proves(found.quote) == proven
 
 
 def test_an_xid_that_is_no_fault_is_ignored() -> None:

@@ -9,13 +9,14 @@ import selectors
 import signal
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
 from holdfast.agent.monitor.kernel_log import KernelLogFollower
 from holdfast.agent.monitor.nvml_events import ChildReaper, NvmlListener
+from holdfast.detectors.catalogue import CATALOGUE, DRIVER_EVENTS
 from holdfast.detectors.codec import MalformedData, unpacked
 from holdfast.detectors.evidence import NOT_REQUESTED
 from holdfast.detectors.log_lines.kernel_lines import finding_of
@@ -48,36 +49,49 @@ RTMGRP_LINK: Final = 1
 """The multicast group of link changes; see rtnetlink(7)."""
 
 
+Key = tuple[str, str, bool]
+"""Kind and part of a fault, and whether the report proves it: a line of the same kind that does not must not hide it."""
+
+
 class Deduplicator:
-    """Reports each fault once, by its kind and part."""
+    """Reports each fault once, by its kind and part: first what may be one, and what proves it in any case."""
 
     def __init__(self, node: str, send: Callable[[Message], None]) -> None:
         self._node, self._send = node, send
-        self._reported: dict[tuple[str, str], float] = {}
+        self._reported: dict[Key, float] = {}
         self._present: frozenset[tuple[str, str]] = frozenset()
+        self._dropped: Counter[Key] = Counter()
+        """How many equal reports were not sent since the first one, until that is over and logged."""
 
     def happened(self, found: FaultFinding, source: str, at: float, now: float) -> bool:
         """Report what happened (*at*, wall clock) unless it was reported a moment ago; return whether it is news. *now* is monotonic."""
-        key = (found.kind, found.part)
+        key = (found.kind, found.part, CATALOGUE[found.kind].proves(found.quote))
         again = self._is_recent(key, now)
         self._reported[key] = now
-        if not again and key not in self._present:
+        if again or key[:2] in self._present:
+            self._dropped[key] += 1
+        else:
             self._report(found, source, at)
         return not again
 
     def sampled(self, findings: Iterable[tuple[str, FaultFinding]], at: float, now: float) -> None:
         """Report the findings of a sample, each with its source, that the sample before had not and that were not reported a moment ago."""
         present = {(one.kind, one.part): (source, one) for source, one in findings}
-        for key in [key for key in present if key not in self._present]:
+        for part in [part for part in present if part not in self._present]:
+            key = (*part, True)  # it was measured
             if not self._is_recent(key, now):
-                source, one = present[key]
+                source, one = present[part]
                 self._report(one, source, at)
             self._reported[key] = now
         self._present = frozenset(present)
-        self._reported = {key: when for key, when in self._reported.items() if now - when < QUIET}
+        for key in [key for key, when in self._reported.items() if now - when >= QUIET]:
+            del self._reported[key]
+            if times := self._dropped.pop(key, 0):
+                note(log, "fault.repeated", kind=key[0], part=key[1], times=times)
 
-    def _is_recent(self, key: tuple[str, str], now: float) -> bool:
-        return key in self._reported and now - self._reported[key] < QUIET
+    def _is_recent(self, key: Key, now: float) -> bool:
+        """Return whether *key*, or what proves the same, was reported a moment ago."""
+        return any(now - self._reported.get((*key[:2], proven), -QUIET) < QUIET for proven in {key[2], True})
 
     def _report(self, found: FaultFinding, source: str, at: float) -> None:
         self._send({"fault": found.kind, "part": found.part, "quote": found.quote, "source": f"{source} on {self._node}", "at": at})
@@ -177,7 +191,7 @@ class MonitorLoop:
             note(log, "gpu-events.unavailable", why=message["blind"])
             return
         found = finding(unpacked(Xid, message["xid"]))
-        if found is not None and self._reports.happened(found, "GPU driver events", message["at"], time.monotonic()):
+        if found is not None and self._reports.happened(found, DRIVER_EVENTS, message["at"], time.monotonic()):
             self._sample_soon()
 
     def _on_link_change(self) -> None:

@@ -16,6 +16,9 @@ _PID: Final = re.compile(r"\bpid='?(\d+)")
 _BUS: Final = re.compile(r"\b([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-7])?\b", re.IGNORECASE)
 _MINOR: Final = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
 _UUID: Final = re.compile(r"^GPU UUID:\s*(\S+)", re.MULTILINE)
+NVIDIA: Final = "0x10de"
+_GPU_CLASSES: Final = ("0x03", "0x12")
+"""Display controllers and processing accelerators, as PCI numbers the classes of devices."""
 MAX_PROCESSES: Final = 4096
 """Processes of a worker that are checked."""
 
@@ -42,14 +45,18 @@ def ranks_on(part: str, quote: str, workers: Iterable[Worker], root: Path = Path
 def is_idle(part: str, workers: Iterable[Worker], root: Path = Path("/")) -> bool:
     """Return whether the GPU that a fault's *part* names is one that no process of *workers* has open, though they have others open.
 
-    CUDA opens every visible GPU: one that is not open is hidden from the job. False where that is not known: while a worker has not opened
-    any yet, or has exited.
+    CUDA opens every visible GPU of NVIDIA's: one that is not open is hidden from the job, and one of another vendor is the display's. False
+    where that is not known: while a worker has not opened any yet, or has exited.
     """
-    gpu, workers = _gpus(root).get(_bus_address(part) or ""), list(workers)
-    if gpu is None or not workers or any(one.exited or not one.pid for one in workers):
+    bus, workers = _bus_address(part), list(workers)
+    if bus is None or not workers or any(one.exited or not one.pid for one in workers):
         return False
     opened = [{minor for pid in _processes_of(one) for minor in _open_gpus(pid, root)} for one in workers]
-    return all(opened) and gpu.minor not in set().union(*opened)
+    if not all(opened):
+        return False
+    if (gpu := _gpus(root).get(bus)) is not None:
+        return gpu.minor not in set().union(*opened)
+    return _vendor_of_gpu(bus, root) not in {"", NVIDIA}
 
 
 def rank_with_gpu_of(variables: Mapping[str, str], workers: Iterable[Worker], root: Path = Path("/")) -> int | None:
@@ -85,6 +92,15 @@ def _gpus(root: Path) -> dict[str, _Gpu]:
                 if bus is not None and minor is not None:
                     found[bus] = _Gpu(minor=int(minor[1]), uuid=uuid[1] if uuid else "")
     return found
+
+
+def _vendor_of_gpu(bus: str, root: Path) -> str:
+    """Return the vendor of the GPU at *bus*, as PCI numbers them; empty if no GPU is known there."""
+    with suppress(OSError):
+        for folder in (root / "sys/bus/pci/devices").iterdir():
+            if _bus_address(folder.name) == bus and (folder / "class").read_text().startswith(_GPU_CLASSES):
+                return (folder / "vendor").read_text().strip()
+    return ""
 
 
 def _computes_on(worker: Worker, bus: str, gpus: Mapping[str, _Gpu], named: set[int], root: Path) -> bool:

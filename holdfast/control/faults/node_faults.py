@@ -84,14 +84,15 @@ class NodeFaultDedup:
     """Accepts each fault once: a controller that reattaches receives again what the last one has recorded."""
 
     def __init__(self) -> None:
-        self._known = BoundedDict[tuple[str, str | None, float], None](REMEMBERED)
+        self._known = BoundedDict[tuple[str, str | None, float, str], None](REMEMBERED)
+        """Kind, node, time and part of each: a sample reports all that it found at one time."""
 
     def take(self, node: str, event: NodeFaultSeen) -> Fault | None:
         """Return the fault in *event*; None where it is recorded, or of a kind that is not in this catalogue."""
         name, at = event.kind, event.seen_at
-        if name not in all_kinds.CATALOGUE or (name, node, at) in self._known:
+        if name not in all_kinds.CATALOGUE or (name, node, at, event.part) in self._known:
             return None
-        self._known[name, node, at] = None
+        self._known[name, node, at, event.part] = None
         return Fault(
             kind=name,
             at=at,
@@ -103,24 +104,27 @@ class NodeFaultDedup:
             idle=event.idle and not event.on,
         )
 
-    def remember(self, faults: Iterable[tuple[str, str | None, float]]) -> None:
-        """Note the recorded faults: kind, node and time of each."""
-        for fault in faults:
-            self._known[fault] = None
+    def remember(self, rows: Iterable[models.FaultRecord]) -> None:
+        """Note the recorded faults."""
+        for row in rows:
+            self._known[row.kind, row.node, row.at, str((row.evidence or {}).get("device") or "")] = None
 
 
 class Announcements:
     """Which faults of nodes were reported to people: one line a cause, as the nodes of one machine share its faults."""
 
     def __init__(self) -> None:
-        self._last = BoundedDict[tuple[str, str, str], float](REMEMBERED)
+        self._last = BoundedDict[tuple[str, str, str, bool], float](REMEMBERED)
 
     def is_new(self, fault: Fault, machine: str, now: float) -> bool:
-        """Return whether *fault* of *machine* is to be reported at *now* (monotonic), and note that it is."""
+        """Return whether *fault* of *machine* is to be reported at *now* (monotonic), and note that it is.
+
+        What proves a fault is reported, although a line that does not was reported before.
+        """
         key = (fault.kind, fault.device, machine)
-        if key in self._last and now - self._last[key] < REPEATED:
+        if any(now - self._last.get((*key, proven), -REPEATED) < REPEATED for proven in {fault.is_proven, True}):
             return False
-        self._last[key] = now
+        self._last[*key, fault.is_proven] = now
         return True
 
 

@@ -218,7 +218,7 @@ def _read_past(run: JobController) -> None:
     run.stragglers.remember(queries.finished_migrations(run.history, run.job.id))
     run.checkpoints.snapshots.reattach(queries.newest_snapshots(run.history, run.job.id))
     run.checkpoints.replicas.remember((one.kind, one.node, one.at) for one in faults)
-    run.handlers.node_faults.remember((one.kind, one.node, one.at) for one in faults)
+    run.handlers.node_faults.remember(faults)
     decided = set[str]()
     for decision in queries.decisions(run.history, run.job.id):
         if decision.action in {RecoveryAction.FAIL, RecoveryAction.REQUEST_APPROVAL}:
