@@ -151,7 +151,7 @@ def _repeated(rule: Repeats, faults: list[Fault], past: Iterable[PastFailure]) -
             node=node,
             quote=quote,
             signature=f"{rule.kind} {device}",
-            source=_sources(faults),
+            source=f"diagnosis of {_sources(faults)}",  # no line of theirs says it
             device=device,
         )
 

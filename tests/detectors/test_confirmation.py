@@ -192,6 +192,17 @@ def test_an_exception_acts_where_it_is_cudas_error(kind: str, message: str, *, a
     assert leaving(*see([end], HangLimits()), *said([end])) == (("n0",) if acts else ())
 
 
+@pytest.mark.parametrize("source", ["kernel log on n0", "GPU driver events on n0"])
+def test_a_gpu_on_which_kernels_fail_again_and_again_is_suspect_whoever_reports_them(source: str) -> None:
+    """The kernel log and NVML report the same, and which of them is first is chance."""
+    gpu = "0000:4e:00.0"
+    past = tuple(PastFailure(node="n0", step=at, signature="x", kind="gpu-engine-exception", at=-3600.0 - at, device=gpu) for at in (1, 2))
+    third = Fault(kind="gpu-engine-exception", at=1.0, node="n0", quote=f"Xid (PCI:{gpu}): 13", signature="x", source=source, device=gpu)
+    diagnosis = diagnose([third, *see([crash(why="CUDA error: unspecified launch failure")], HangLimits())], past)
+    assert diagnosis.root.kind == "gpu-suspect"
+    assert Case(now=3.0, diagnosis=diagnosis, members=("n0", "n1"), spares=("s0", "s1")).unfit == ("n0",)
+
+
 def test_who_sets_an_action_decides() -> None:
     """A policy that names a kind asks for its action on any evidence."""
     strict = RecommendedActions(changed={"link-down": RecommendedAction.EVICT})
