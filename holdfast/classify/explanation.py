@@ -39,6 +39,8 @@ class Explanation:
     """Whether a node with ranks is left, or not used, because of this line alone."""
     reason: str
     """Why it acts, or does not."""
+    recommended_action: str | None = None
+    """What it recommends."""
     changes: tuple[str, ...] = ()
     """What would change the verdict."""
     context: tuple[str, ...] = ()
@@ -63,7 +65,7 @@ class Explanation:
     def whether_it_acts(self) -> str:
         """Whether it acts, and why, as a sentence."""
         reason = self.reason.removeprefix("no: ")
-        return f"yes ({CATALOGUE[self.kind].recommended_action}): {reason}" if self.acts and self.kind else f"no: {reason}"
+        return f"yes ({self.recommended_action}): {reason}" if self.acts else f"no: {reason}"
 
 
 def explain(text: str, log: str | None = None) -> Explanation:
@@ -96,21 +98,27 @@ def explain(text: str, log: str | None = None) -> Explanation:
         matched=_matched(line),
         acts=acts,
         reason=reason,
+        recommended_action=str(kind.recommended_action),
         changes=changes,
         context=context,
     )
 
 
 @lru_cache(maxsize=1024)
-def explain_report(kind: str, source: str, quote: str, proof: str) -> Explanation | None:
-    """Explain a fault of an incident by what was recorded: who reported it, its line, and why it acts or not; None for an unknown kind."""
+def explain_report(kind: str, source: str, quote: str, proof: str, recommended_action: str) -> Explanation | None:
+    """Explain a fault of an incident by what was recorded: who reported it, its line, why it acts or not, and what it recommended there.
+
+    Return None for an unknown kind.
+    """
     entry = CATALOGUE.get(kind)
     if entry is None:
         return None
     fault = Fault(kind=kind, at=0.0, node="node-0", quote=quote, signature=kind, source=source)
-    takes_out = entry.recommended_action in TAKES_NODE_OUT
-    reason = (proof or why_it_acts(fault, CATALOGUE_ACTIONS)) if takes_out else _no_node_is_left(entry)
-    acts = takes_out and not reason.startswith("no: ")
+    if entry.recommended_action in TAKES_NODE_OUT:
+        reason = proof or why_it_acts(fault, CATALOGUE_ACTIONS)
+    else:
+        reason = BY_POLICY if recommended_action in TAKES_NODE_OUT else _no_node_is_left(entry)
+    acts = recommended_action in TAKES_NODE_OUT and not reason.startswith("no: ")
     return Explanation(
         line=quote,
         kind=kind,
@@ -118,6 +126,7 @@ def explain_report(kind: str, source: str, quote: str, proof: str) -> Explanatio
         matched=_matched(quote, kind) if fault.log else f"what was measured ({entry.source})",
         acts=acts,
         reason=reason,
+        recommended_action=recommended_action,
         changes=tuple(_changes_of_report(fault, reason, acts=acts)),
     )
 
@@ -169,7 +178,8 @@ def _no_fault(text: str, log: str | None) -> Explanation:
 def _matched(line: str, kind: str | None = None) -> str:
     if (raised := raised_in(line)) is not None:
         line = f"{raised.type}: {raised.message}".replace("\n", " ")
-        return f"the exception that ended the traceback, {raised.type}" + (f", and {_named(found)}" if (found := _signature(line)) else "")
+        found = _signature(line, kind)
+        return f"the exception that ended the traceback, {raised.type}" + (f", and {_named(found)}" if found else "")
     signature = _signature(line, kind)
     return _named(signature) if signature is not None else "its words, as no signature matches"
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
 
-from holdfast.classify.explanation import Explanation, explain_report
 from holdfast.detectors.catalogue import LOGS
 from holdfast.report.case import Hypothesis
+
+if TYPE_CHECKING:
+    from holdfast.classify.explanation import Explanation
+
+_OF_LOGS: Final = tuple(f"{log} o" for log in LOGS)
+"""How the sources of lines begin: ``kernel log on node-1``, ``worker output of rank 3``."""
 
 
 def explained(one: Hypothesis) -> Iterator[tuple[str, str]]:
@@ -30,6 +36,9 @@ def explained_in_short(one: Hypothesis) -> Iterator[tuple[str, str]]:
 
 def _explanation(one: Hypothesis) -> Explanation | None:
     """Return the explanation of a hypothesis by its first report from a log, or else by its first report."""
+    from holdfast.classify.explanation import explain_report  # noqa: PLC0415 (signatures take half a second to load)
+
     reports = [(source, quote) for _, source, quote in one.evidence]
-    source, quote = next(((source, quote) for source, quote in reports if source.startswith(LOGS)), reports[0] if reports else ("", ""))
-    return explain_report(one.kind, source, quote, one.proof)
+    of_logs = [(source, quote) for source, quote in reports if source.startswith(_OF_LOGS)]
+    source, quote = next(iter([*of_logs, *reports]), ("", ""))
+    return explain_report(one.kind, source, quote, one.proof, one.recommended_action)

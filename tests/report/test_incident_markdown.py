@@ -220,3 +220,22 @@ def test_the_other_hypotheses_have_one_line_each(killed: IncidentCase) -> None:
     """With what each was recognised by, and why nothing is done because of it."""
     folded = _written(replace(killed, diagnoses=[an_incident_diagnosis(killed.incident, 0.8)]))
     assert "worker-sigkill on rank 5 of node n2; acts: no: " in folded or "worker-sigkill on rank 5 on n2; acts: no: " in folded
+
+
+@pytest.mark.parametrize(
+    ("kind", "proof", "action", "said"),
+    [
+        ("link-down", "confirmed by job-hang", "drain", "acts: yes (drain): confirmed by job-hang"),
+        ("link-down", "confirmed by job-hang", "drain", "would change this: without job-hang it would only be shown"),
+        ("link-down", "no: one line does not prove it", "monitor", "would change this: a second signal on that node: "),
+        ("gpu-off-bus", "no: no rank of the job uses that device", "monitor", "would change this: a rank of the job that uses the device"),
+        ("gpu-off-bus", "the policy sets its action", "monitor", "acts: no: the policy sets its action"),
+        ("worker-sigkill", "", "evict", "acts: yes (evict): the policy sets its action"),
+        ("worker-sigkill", "", "restart", "acts: no: no node is left for this kind"),
+    ],
+)
+def test_why_a_fault_acted_is_as_it_was_recorded(killed: IncidentCase, kind: str, proof: str, action: str, said: str) -> None:
+    """With the second signal, the devices in use and the policy that counted at that time."""
+    diagnosis = an_incident_diagnosis(killed.incident, 0.8)
+    diagnosis.candidates[0] |= {"kind": kind, "proof": proof, "recommended_action": action}
+    assert f"- {plain(said)}" in _written(replace(killed, diagnoses=[diagnosis]))
