@@ -27,6 +27,11 @@ LASTING: Final = 86400.0
 MOST: Final = 256
 """Maximum number of signals to compare with an unproven fault: the faults of ten thousand ranks are not compared pairwise."""
 
+BY_POLICY: Final = "the policy sets its action"
+CONFIRMED_BY: Final = "confirmed by "
+UNUSED: Final = "no rank of the job uses that device"
+"""Reasons why a fault acts, or does not."""
+
 
 class ActsOn(StrEnum):
     """What suffices to take a node out because of a kind of fault."""
@@ -116,17 +121,17 @@ def why_it_acts(fault: Fault, recommended_actions: RecommendedActions) -> str:
     if fault.entry.recommended_action not in TAKES_NODE_OUT:
         return ""
     if fault.kind in recommended_actions.changed:
-        return "the policy sets its action"
+        return BY_POLICY
     if fault.is_proven:
         return f"the {_evidence(fault)} proves it" if fault.log else "measured"
     if (signal := recommended_actions.confirmed.get(fault.key)) is not None:
-        return f"confirmed by {signal}"
+        return f"{CONFIRMED_BY}{signal}"
     return f"no: {_why_not(fault)}"
 
 
 def _why_not(fault: Fault) -> str:
     if fault.idle:
-        return "no rank of the job uses that device"
+        return UNUSED
     if fault.log not in fault.entry.logs:
         return "what writes to that log cannot know of it"
     return f"one {_evidence(fault)} does not prove it, and nothing else on the node shows it"

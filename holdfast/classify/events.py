@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.classify.classifier import Classification
+from holdfast.detectors.all_kinds import CATALOGUE
 from holdfast.detectors.associations import Scope, between
 from holdfast.detectors.causes import device_in
+from holdfast.detectors.log_lines.heuristics import OTHERS
 
 GAP: Final = 20
 """Lines after which a further line is another event."""
@@ -69,11 +71,20 @@ class Events:
 
 
 def _belongs(event: Event, fault: Classification) -> bool:
-    """Return whether *fault* is of the device of *event*, or names none, and repeats it or follows from it."""
+    """Return whether *fault* repeats *event*, or follows from it and is of the same device, or of the same log if one names none."""
     one, other = device_in(event.first.text), device_in(fault.text)
     if one and other and one != other:
         return False
     if fault.kind == event.first.kind:
         return one == other
+    if not (one and other) and not _share_a_log(event.first.kind, fault.kind):
+        return False
+    if event.first.kind in OTHERS:
+        return False  # such lines are counted only, and nothing that a signature knows is counted with them
     rules = between(event.first.kind, fault.kind)
     return any(rule.strength >= SURELY and rule.scope in {Scope.DEVICE, Scope.NODE, Scope.RANK} for rule in rules)
+
+
+def _share_a_log(one: str, other: str) -> bool:
+    """Return whether lines of both kinds are written to the same log: those of two logs are side by side in a mixed one only by chance."""
+    return not set(CATALOGUE[one].logs).isdisjoint(CATALOGUE[other].logs)

@@ -1,4 +1,4 @@
-"""Read a log as blocks of complete lines, in bounded memory: from a file or a pipe, compressed by log rotation, or in UTF-16.
+"""Read a log as blocks of complete lines, in bounded memory: from a file or a pipe, compressed by log rotation, in UTF-16 or UTF-32.
 
 Unread, a compressed log would look free of faults.
 """
@@ -35,16 +35,27 @@ _DECOMPRESSORS: Final[dict[bytes, Callable[[IO[bytes]], Decompressor]]] = {
     b"\xfd7zXZ\x00": lzma.LZMAFile,
 }
 """The formats that are decompressed here, by their first bytes."""
+_LZ4: Final = ("it is compressed with lz4", "Decompress it: `lz4 -dc LOG | holdfast faults find`")
 _OTHER_FORMATS: Final[dict[bytes, tuple[str, str]]] = {
     b"\x28\xb5\x2f\xfd": ("it is compressed with zstd", "Decompress it: `zstd -dc LOG | holdfast faults find`"),
     b"LPKSHHRH": ("it is a journal of systemd", "Print it: `journalctl --file LOG | holdfast faults find`"),
     b"PK\x03\x04": ("it is a zip archive", "Unpack it: `unzip -p LOG | holdfast faults find`"),
+    b"\x04\x22\x4d\x18": _LZ4,
+    b"\x02\x21\x4c\x18": _LZ4,
+    b"7z\xbc\xaf\x27\x1c": ("it is a 7z archive", "Unpack it: `7z x -so LOG | holdfast faults find`"),
+    b"\x1f\x9d": ("it is compressed with compress", "Decompress it: `gzip -dc LOG | holdfast faults find`"),
 }
 """The formats that another program must convert first, by their first bytes: what it is, and how."""
-_UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_MARKS: Final = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+"""The byte order marks; that of UTF-32 begins with that of UTF-16, so it comes first."""
 _UNMARKED: Final = 16
-"""Bytes by which UTF-16 without a mark is told."""
-_SIGNATURES: Final = (*_DECOMPRESSORS, *_OTHER_FORMATS, *_UTF_16)
+"""Bytes by which UTF-16 and UTF-32 without a mark are told."""
+_SIGNATURES: Final = (*_DECOMPRESSORS, *_OTHER_FORMATS, *_MARKS)
 _DAMAGED: Final = (OSError, zlib.error, lzma.LZMAError, EOFError)
 """Errors of the libraries for damaged data; for an ``OSError`` only one without a number, as the system's own have one."""
 
@@ -105,16 +116,21 @@ def decoded(read: Read, name: str) -> Read:
     for signature, decompressor in _DECOMPRESSORS.items():
         if first.startswith(signature):
             return _decompressing(decompressor(io.BufferedReader(raw)), name)
-    encoding = "utf-16" if first.startswith(_UTF_16) else _unmarked_utf_16(first)
+    encoding = next((name for mark, name in _MARKS.items() if first.startswith(mark)), None) or _unmarked(first)
     return _decoding(raw.read_some, encoding) if encoding else raw.read_some
 
 
-def _unmarked_utf_16(first: bytes) -> str | None:
-    """Return the byte order of UTF-16 without a mark: of its first characters, which are of ASCII, every other byte is zero."""
-    even, odd = first[:_UNMARKED:2], first[1:_UNMARKED:2]
-    if len(odd) < _UNMARKED // 2 or any(even) == any(odd) or not (all(even) or all(odd)):
+def _unmarked(first: bytes) -> str | None:
+    """Return the encoding of UTF-16 or UTF-32 without a mark: of its first characters, which are of ASCII, only one byte is not zero."""
+    if len(first) < _UNMARKED:
         return None
-    return "utf-16-le" if any(even) else "utf-16-be"
+    for width in (2, 4):
+        used = [all(first[place:_UNMARKED:width]) for place in range(width)]
+        empty = [not any(first[place:_UNMARKED:width]) for place in range(width)]
+        for order, place in (("le", 0), ("be", width - 1)):
+            if used[place] and sum(empty) == width - 1:
+                return f"utf-{8 * width}-{order}"
+    return None
 
 
 class _WithFirst(io.RawIOBase):

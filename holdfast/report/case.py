@@ -80,6 +80,7 @@ class Hypothesis:
     confidence: float
     """Confidence, 0 to 1."""
     attributed_to: str
+    recommended_action: str
     proof: str
     """What proves a fault that takes a node out, or why it is only shown; empty for other faults."""
     explains: str
@@ -96,6 +97,7 @@ def hypotheses_of(diagnoses: Sequence[IncidentDiagnosis]) -> Iterator[Hypothesis
             target=str(one.get("target", "")),
             confidence=float(one.get("confidence") or 0.0),
             attributed_to=str(one.get("attributed_to", "")),
+            recommended_action=str(one.get("recommended_action", "")),
             proof=str(one.get("proof") or ""),
             explains="; ".join(map(_symptom, one.get("explains") or ())),
             unexplained="; ".join(map(_symptom, one.get("unexplained") or ())),

@@ -40,3 +40,12 @@ def test_unrelated_faults_stay_apart_and_memory_is_bounded() -> None:
     found = [*events.feed(classify_text("".join(failed.format(name) for name in names)), 10), *events.finish()]
     assert len(names) > MOST_OPEN
     assert sum(one.count for one in found) == len(found) == len(names)
+
+
+def test_a_fault_of_another_log_is_not_swallowed() -> None:
+    """A script that runs out of GPU memory says nothing of a memory module; what the kernel says next of the same error does."""
+    memory = "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0 (channel:0 slot:0 page:0xe16677 offset:0x0 grain:32)"
+    cuda = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    first, second = events_of(f"{memory}\n{cuda}\n")
+    assert (first.first.kind, first.count) == ("memory-uncorrected", 1)
+    assert (second.first.kind, second.count) == ("cuda-out-of-memory", 1)

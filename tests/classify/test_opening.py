@@ -38,9 +38,17 @@ def found(log: bytes, *, at_once: int | None = None) -> list[tuple[int, str]]:
         lambda text: b"\xfe\xff" + text.encode("utf-16-be"),
         lambda text: text.encode("utf-16-le"),
         lambda text: text.encode("utf-16-be"),
+        lambda text: text.encode("utf-32"),
+        lambda text: b"\x00\x00\xfe\xff" + text.encode("utf-32-be"),
+        lambda text: text.encode("utf-32-le"),
+        lambda text: text.encode("utf-32-be"),
     ],
-    ids=["plain", "gzip", "two gzips", "bzip2", "xz", "utf-16", "utf-16-be", "utf-16-le without a mark", "utf-16-be without a mark"],
-)
+    ids=[
+        "plain", "gzip", "two gzips", "bzip2", "xz",
+        "utf-16", "utf-16-be", "utf-16-le without a mark", "utf-16-be without a mark",
+        "utf-32", "utf-32-be", "utf-32-le without a mark", "utf-32-be without a mark",
+    ],
+)  # fmt: skip
 def test_a_log_is_read_however_it_is_kept(packed: Callable[[str], bytes], at_once: int | None) -> None:
     """As a file, and as it trickles out of a pipe."""
     assert found(packed(LOG), at_once=at_once) == [(2, "gpu-off-bus")]
@@ -52,13 +60,17 @@ def test_a_log_is_read_however_it_is_kept(packed: Callable[[str], bytes], at_onc
         (b"\x28\xb5\x2f\xfd and more", "zstd -dc"),
         (b"LPKSHHRH and more", "journalctl --file"),
         (b"PK\x03\x04 and more", "unzip -p"),
+        (b"\x04\x22\x4d\x18 and more", "lz4 -dc"),
+        (b"\x02\x21\x4c\x18 and more", "lz4 -dc"),
+        (b"7z\xbc\xaf\x27\x1c and more", "7z x -so"),
+        (b"\x1f\x9d and more", "gzip -dc"),
         (gzip.compress(LOG.encode())[:-9], "another copy"),
         (b"\x1f\x8b is no gzip", "another copy"),
         (b"BZh9 is no bzip2", "another copy"),
         (lzma.compress(LOG.encode())[:-20], "another copy"),
     ],
     # By name: gzip writes the time into what it packs, and workers that collect at different seconds must have the same tests.
-    ids=["zstd", "event_log", "zip", "short gzip", "no gzip", "no bzip2", "short xz"],
+    ids=["zstd", "event_log", "zip", "lz4", "old lz4", "7z", "compress", "short gzip", "no gzip", "no bzip2", "short xz"],
 )
 def test_what_cannot_be_read_as_lines_is_refused_with_the_cure(log: bytes, cure: str) -> None:
     """It would look as if it had no faults."""

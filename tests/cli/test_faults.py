@@ -6,14 +6,20 @@ import json
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from holdfast.classify.origin import log_of
 from holdfast.detectors.all_kinds import CATALOGUE, by_place
+from holdfast.detectors.catalogue import KERNEL_LOG, FaultKind
+from holdfast.detectors.evidence import LogLine
 from holdfast.history import FaultRecord
 from holdfast.history.store import History
+from tests.classify.test_certain import ROWS as CERTAIN_LINES
 from tests.cli.conftest import PROGRAM, Command, environment
 from tests.cli.written_history import Author
+from tests.each import each
 from tests.mentions import mentions
 
 OFF_BUS = "NVRM: Xid (PCI:0000:3b:00): 79, pid=991, name=python, GPU has fallen off the bus."
@@ -159,3 +165,108 @@ def test_a_log_that_cannot_be_read_is_named_with_the_cure(here: Command, tmp_pat
         assert str(path) in done.stderr
         assert "cannot be read" in done.stderr
         assert cure in done.stderr
+
+
+PROSE = (
+    "Xid 79 means that a GPU has fallen off the bus, see https://docs.nvidia.com/deploy/xid-errors",
+    'assistant: The error "GPU has fallen off the bus" (Xid 79) usually means hardware.',
+    '{"loss": 2.31, "text": "NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus."}',
+    "[   88.223123] NVRM: Xid 79 would be reported here if the GPU fell off the bus",
+)
+
+
+def results(here: Command, log: Path, *options: str) -> list[dict[str, Any]]:
+    """Return what `faults find --json` says of each line."""
+    return [json.loads(line) for line in here("faults", "find", str(log), "--json", *options).stdout.splitlines()]
+
+
+def test_a_sentence_about_a_fault_does_not_act(here: Command, tmp_path: Path) -> None:
+    """Without a kernel stamp or a driver's name at its start, a line acts only if the caller says that it is of the kernel log."""
+    log = tmp_path / "chat.log"
+    log.write_text("\n".join(PROSE))
+    assert [one["acts"] for one in results(here, log)] == [False] * 4
+    assert "(evict," not in (text := here("faults", "find", str(log)).stdout)
+    assert "(evict if it is a line of the kernel log," in text
+    assert [one["acts"] for one in results(here, log, "--log", "kernel")] == [False, False, True, False]
+    assert [one["acts"] for one in results(here, log, "--log", "output")] == [False] * 4
+    assert "(evict if the kernel log says it," in here("faults", "find", str(log), "--log", "output").stdout
+
+
+def test_a_line_that_begins_as_the_kernel_s_do_acts(here: Command, tmp_path: Path) -> None:
+    """As dmesg, syslog and the journal print it; what any other program prints does not."""
+    kernel = (
+        "",
+        "[   88.22] ",
+        "[Fri Aug 30 11:43:14 2024] ",
+        "<3>[ 8.2] ",
+        "kern  :err   : [ 8.2] ",
+        "kernel: ",
+        "Mar 27 17:40:36 n3 kernel: ",
+        "2026-01-25T10:34:54.859532+00:00 n3 kernel: [ 8.2] ",
+    )
+    others = ("Mar 27 17:40:36 n3 sshd[7]: ", "rank 3: ", "says ", "step 4 | ")
+    log = tmp_path / "x.log"
+    log.write_text("\n".join(f"{start}{OFF_BUS}" for start in (*kernel, *others)))
+    assert [one["acts"] for one in results(here, log)] == [True] * len(kernel) + [False] * len(others)
+
+
+@each("row", [row for row in CERTAIN_LINES if row["acts"] == "yes" and CATALOGUE[row["kind"]].logs == (KERNEL_LOG,)])
+def test_each_posted_line_of_the_kernel_is_told_by_its_beginning(row: dict[str, str]) -> None:
+    """Those that act."""
+    assert log_of(row["line"]) == KERNEL_LOG
+
+
+def test_lines_that_only_words_tell_are_counted(here: Command, tmp_path: Path) -> None:
+    """They are no event each: a number for each kind and two of them, in text; all on demand, and in JSON."""
+    log = tmp_path / "x.log"
+    log.write_text(
+        "".join(f"{'fine' * 4}\n" * 30 + f"auditd[{number}]: daemon {'x' * number} died, giving up\n" for number in range(9)) + OFF_BUS
+    )
+    done = here("faults", "find", str(log))
+    lines = done.stdout.splitlines()
+    assert [line.split(" ")[1] for line in lines if "(" in line.partition(":")[2][:20]] == ["gpu-off-bus"]
+    assert "host-other: 9 lines by words alone, such as" in lines
+    assert sum("giving up" in line for line in lines) == 2
+    assert "1 fault of 1 kind" in done.stderr
+    assert "9 further lines" in done.stderr
+    assert here("faults", "find", str(log), "--all").stdout.count("giving up") == 9
+    assert sum(one["kind"] == "host-other" for one in results(here, log)) == 9
+
+
+def test_events_are_in_the_order_of_their_first_lines(here: Command, tmp_path: Path) -> None:
+    """An event that goes on for long began before a short one within it."""
+    disk = "I/O error, dev sdb, sector {} op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2"
+    log = tmp_path / "x.log"
+    log.write_text(
+        "\n".join([disk.format(1), OFF_BUS, *(text for number in range(4) for text in (*["fine"] * 15, disk.format(number))), ""])
+    )
+    assert [line.partition(":")[0] for line in here("faults", "find", str(log)).stdout.splitlines()] == ["1", "2"]
+
+
+def test_find_explain_and_ls_say_the_same_of_every_kind(holdfast: Command, tmp_path: Path) -> None:
+    """A kind that devices and logs both show is defined twice, and the definition with the measured value counts."""
+    catalogue = {one["id"]: one for one in json.loads(holdfast("faults", "ls", "--json").stdout)}
+    log = tmp_path / "kinds.log"
+    log.write_text("\n".join(signature_line(kind) for kind in CATALOGUE.values()) + "\n")
+    found = {}
+    for line in holdfast("faults", "find", str(log), "--json").stdout.splitlines():
+        if (one := json.loads(line))["kind"] is not None:
+            found.setdefault(one["kind"], one)
+    assert len(found) > 300
+    fields = ("attributed_to", "recommended_action", "action")
+    for name, one in found.items():
+        assert [one[field] for field in fields] == [catalogue[name][field] for field in fields], name
+    for name in ("disk-full", "filesystem-read-only", "loss-not-finite", "gpu-pages-retired"):
+        told = json.loads(holdfast("explain", found[name]["text"], "--json").stdout)
+        assert (told["kind"], told["recommended_action"], told["advice"]) == (
+            name,
+            catalogue[name]["recommended_action"],
+            catalogue[name]["action"],
+        )
+
+
+def signature_line(kind: FaultKind) -> str:
+    """Return a line of *kind*, as the tables of logs have it; empty for what is only measured."""
+    evidence = kind.unhealthy.evidence
+    text = kind.in_logs.partition("): ")[2] or (evidence.text if isinstance(evidence, LogLine) else "")
+    return text.partition("\n")[0]

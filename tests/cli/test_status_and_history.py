@@ -337,6 +337,12 @@ def test_show_has_hypotheses_with_their_evidence(here: Command, running: Author,
         ("explains", "worker-peer-lost", "rank 0", "n0", 999),
         ("unexplained", "worker-sigkill", "rank 5", "n2"),
         ("20.0%", "worker-sigkill", "rank 5", "n2"),
+        ("matched by", "xid.toml"),
+        ("acts", "yes (evict)", "the line proves it"),
+        ("what to do", "replace the node"),
+        ("reference", "https://docs.nvidia.com/deploy/xid-errors"),
+        ("would change this", "a worker's output", "monitor"),
+        ("acts: no", "no node is left for this kind", "matched by what was measured"),
     ):
         assert one_line_mentions(text, *named), named
     assert "40.0%" not in text

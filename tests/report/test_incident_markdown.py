@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from holdfast.detectors.all_kinds import CATALOGUE
 from holdfast.history.models import DecisionRecord, FaultRecord, Incident, Job, Phase
 from holdfast.history.store import History
 from holdfast.report import phases
@@ -195,3 +196,46 @@ def test_no_evidence_of_an_explanation_changes_the_shape(text: str) -> None:
         diagnosis.candidates[0]["evidence"][0] |= {"quote": words, "source": words}
         shapes.append(shape(_written(IncidentCase(incident=incident, faults=[], decisions=[], phases=[], diagnoses=[diagnosis]))))
     assert shapes[0] == shapes[1]
+
+
+def test_it_says_what_was_made_of_the_root_fault(killed: IncidentCase) -> None:
+    """Which signature matched, whether it acts and why, what to do with a link, and what would change that; also of the only hypothesis."""
+    diagnosis = an_incident_diagnosis(killed.incident, 0.8)
+    quote = "NVRM: Xid (PCI:0000:18:00): 79, GPU has fallen off the bus."
+    diagnosis.candidates = [diagnosis.candidates[0] | {"proof": "the line proves it", "unexplained": []}]
+    diagnosis.candidates[0]["evidence"][0] |= {"quote": quote}
+    incident = killed.incident.model_copy(update={"kind": "gpu-off-bus", "target": "node n1"})
+    lines = _written(replace(killed, incident=incident, diagnoses=[diagnosis])).splitlines()
+    for name, words in (
+        ("matched by", ("fallen off the bus", "xid.toml")),
+        ("acts", ("yes", "evict", "the line proves it")),
+        ("what to do", (CATALOGUE["gpu-off-bus"].action,)),
+        ("reference", ("https://docs.nvidia.com/deploy/xid-errors",)),
+        ("would change this", ("a worker's output", "monitor")),
+    ):
+        assert any(line.startswith(f"- {name}: ") and all(plain(word) in line for word in words) for line in lines), name
+
+
+def test_the_other_hypotheses_have_one_line_each(killed: IncidentCase) -> None:
+    """With what each was recognised by, and why nothing is done because of it."""
+    folded = _written(replace(killed, diagnoses=[an_incident_diagnosis(killed.incident, 0.8)]))
+    assert "worker-sigkill on rank 5 of node n2; acts: no: " in folded or "worker-sigkill on rank 5 on n2; acts: no: " in folded
+
+
+@pytest.mark.parametrize(
+    ("kind", "proof", "action", "said"),
+    [
+        ("link-down", "confirmed by job-hang", "drain", "acts: yes (drain): confirmed by job-hang"),
+        ("link-down", "confirmed by job-hang", "drain", "would change this: without job-hang it would only be shown"),
+        ("link-down", "no: one line does not prove it", "monitor", "would change this: a second signal on that node: "),
+        ("gpu-off-bus", "no: no rank of the job uses that device", "monitor", "would change this: a rank of the job that uses the device"),
+        ("gpu-off-bus", "the policy sets its action", "monitor", "acts: no: the policy sets its action"),
+        ("worker-sigkill", "", "evict", "acts: yes (evict): the policy sets its action"),
+        ("worker-sigkill", "", "restart", "acts: no: no node is left for this kind"),
+    ],
+)
+def test_why_a_fault_acted_is_as_it_was_recorded(killed: IncidentCase, kind: str, proof: str, action: str, said: str) -> None:
+    """With the second signal, the devices in use and the policy that counted at that time."""
+    diagnosis = an_incident_diagnosis(killed.incident, 0.8)
+    diagnosis.candidates[0] |= {"kind": kind, "proof": proof, "recommended_action": action}
+    assert f"- {plain(said)}" in _written(replace(killed, diagnoses=[diagnosis]))

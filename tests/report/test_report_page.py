@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,7 @@ from holdfast.report.pages.report_page import page, tiles
 from holdfast.report.phases import parts
 from holdfast.report.text import wording
 from holdfast.report.text.wording import count, duration, on_target, recovery_details, share
+from tests.cli.written_history import an_incident_diagnosis
 from tests.mentions import mentions
 from tests.report import filled, odd
 from tests.report.parsed import Element, Page
@@ -503,3 +505,21 @@ def test_only_nodes_that_this_job_lost_or_released_are_a_next_step(history: Hist
     read = read_history(history, job, now=begun.clock + 60)
     found = next_steps(job, read.bill, read.cases, {one.node: one for one in read.status_changes})
     assert [one.command for one in found if "node" in one.command] == ["holdfast node burn-in node-1", "holdfast node ls node-2"]
+
+
+def test_the_page_says_what_was_made_of_each_hypothesis() -> None:
+    """Of the most likely one all that `holdfast explain` says of a line; of each other one, on one line, whether it acts."""
+    story = _bare("word")
+    (case,) = story.cases
+    story = replace(story, cases=[replace(case, diagnoses=[an_incident_diagnosis(case.incident, 0.8)])])
+    terms = [
+        (one.find("dt")[0].text.strip(), one.find("dd")[0].text) for one in Page(page(story)).root.find("div") if len(one.find("dt")) == 1
+    ]
+    found = [(name, text) for name, text in terms if name in {"matched by", "acts", "what to do", "reference", "would change this"}]
+    assert [name for name, _ in found] == ["matched by", "acts", "what to do", "reference", "would change this", "acts"]
+    for (_, text), words in zip(
+        found,
+        ("xid.toml", "yes (evict)", CATALOGUE["gpu-off-bus"].action, "docs.nvidia.com", "monitor", "no node is left for this kind"),
+        strict=True,
+    ):
+        assert words in text

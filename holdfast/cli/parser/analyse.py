@@ -146,17 +146,20 @@ def unknown_faults() -> None:
 @command(
     "analyse.classify.classify_log",
     "holdfast faults find train.log",
-    "dmesg | holdfast faults find - --json",
+    "dmesg | holdfast faults find - --log kernel --json",
     group=faults,
     name="find",
 )
-@click.argument("log", type=file_path, required=False)
+@click.argument("file", type=file_path, required=False, metavar="[LOG]")
+@click.option("--log", type=click.Choice(("kernel", "output", "other")), help="What LOG is. Default: told by the beginning of each line.")
+@click.option("--all", "every", is_flag=True, help="Show each line that only its words make a fault, not their number and two of them.")
 def find_faults() -> None:
     """Find the faults in a LOG.
 
     LOG is a file, or `-` (the default) for standard input: kernel, NCCL, torch, scheduler or application, also mixed. Prints
     the faults, and with `--json` one object for each line or traceback: line, classification, kind, attributed_to, recommended_action,
-    action. Exit status 0: the log was read, with faults or without.
+    action, acts. A line alone acts in the kernel log only, or in the output of a worker: `--log` says what LOG is. Exit status 0: the log
+    was read, with faults or without.
     """
 
 
@@ -176,7 +179,7 @@ def find_hang() -> None:
     "dmesg | tail -3 | holdfast explain -",
 )
 @click.argument("line")
-@click.option("--log", type=click.Choice(("kernel", "output", "other")), help="The log it is from. Default: where such lines are written.")
+@click.option("--log", type=click.Choice(("kernel", "output", "other")), help="The log it is from. Default: told by its beginning.")
 def explain() -> None:
     """Explain what is made of a log LINE.
 

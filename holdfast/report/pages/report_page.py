@@ -17,6 +17,7 @@ from holdfast.detectors.catalogue import FaultKind
 from holdfast.history.models import Checkpoint, FaultRecord, Generation, NodeStatusChange
 from holdfast.report import cost_table, memory, phases
 from holdfast.report.case import LONGEST, IncidentCase, evidence_of, hypotheses_of
+from holdfast.report.explanations import explained, explained_in_short
 from holdfast.report.next_steps import logs_command, next_steps
 from holdfast.report.notes import collapsed
 from holdfast.report.pages import cost_page, recoveries
@@ -116,6 +117,8 @@ def page(history: JobHistory) -> str:
         evidence=lambda fields: list(evidence_of(fields, longest=longest)),
         parts=phases.parts,
         hypotheses=lambda diagnoses: list(hypotheses_of(diagnoses)),
+        explained=explained,
+        explained_in_short=explained_in_short,
         recovery_details=wording.recovery_details,
         source=wording.source,
         open_case=_open_case(history),

@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import Final
 
 from holdfast.history.models import DecisionRecord, FaultRecord, Incident, IncidentDiagnosis, Phase
-from holdfast.report.case import IncidentCase, evidence_of, hypotheses_of
+from holdfast.report.case import Hypothesis, IncidentCase, evidence_of, hypotheses_of
+from holdfast.report.explanations import explained, explained_in_short
 from holdfast.report.phases import SUM, parts
 from holdfast.report.text import incident_text, wording
 
@@ -38,7 +39,7 @@ def incident_markdown(
         *_inside(incident),
         "## What was seen",
         *(_seen(case.faults) if case.faults else ["No fault was recorded with it."]),
-        *_explained(case.diagnoses, (incident.kind, incident.target)),
+        *_explained(case.diagnoses),
         "## What was decided",
         *(_decided(case.decisions) if case.decisions else [plain(incident.reason) or "Nothing was decided yet."]),
         "---",
@@ -134,25 +135,28 @@ def _seen(faults: Sequence[FaultRecord]) -> Iterator[str]:
         yield _folded(f"{wording.plural(len(others), 'secondary failure')}", lines)
 
 
-def _explained(diagnoses: Sequence[IncidentDiagnosis], root: tuple[str, str]) -> Iterator[str]:
-    """Yield the hypotheses: the most likely one with its evidence, the others folded; nothing if *root* was the only one."""
+def _explained(diagnoses: Sequence[IncidentDiagnosis]) -> Iterator[str]:
+    """Yield the hypotheses: the most likely one with its evidence and what was made of it, the others folded."""
     found = list(hypotheses_of(diagnoses))
     if not found:
         return
     first, *others = found
-    if not others and not first.unexplained and (first.kind, first.target) == root:
-        return
     yield "## How it was explained"
     yield f"**{wording.share(first.confidence)}** {plain(first.kind)} on {plain(wording.on_target(first.target))}"
     lines = [f"- {wording.moment(at)}, {plain(source)}: {plain(quote)}" for at, source, quote in first.evidence]
-    lines += [f"- acts: {plain(first.proof)}"] if first.proof else []
+    lines += [f"- {name}: {plain(text)}" for name, text in explained(first)]
     lines += [f"- explains {plain(first.explains)}"] if first.explains else []
     lines += [f"- leaves unexplained {plain(first.unexplained)}"] if first.unexplained else []
     if lines:
         yield "\n".join(lines)
     if others:
         summary = f"{wording.plural(len(others), 'other hypothesis', 'other hypotheses')}"
-        yield _folded(summary, [f"{wording.share(one.confidence)} {one.kind} on {wording.on_target(one.target)}" for one in others])
+        yield _folded(summary, [_in_short(one) for one in others])
+
+
+def _in_short(one: Hypothesis) -> str:
+    reasons = "".join(f"; {name}: {text}" for name, text in explained_in_short(one))
+    return f"{wording.share(one.confidence)} {one.kind} on {wording.on_target(one.target)}{reasons}"
 
 
 def _decided(decisions: Sequence[DecisionRecord]) -> Iterator[str]:

@@ -7,14 +7,14 @@ from dataclasses import asdict
 from typing import Final
 
 from holdfast.classify.explanation import explain
+from holdfast.classify.origin import NAMES
 from holdfast.cli.output import echo_facts, echo_json, heading, hint
-from holdfast.detectors.catalogue import CATALOGUE, KERNEL_LOG, SYSTEM_LOG, WORKER_OUTPUT
+from holdfast.detectors.catalogue import CATALOGUE
 from holdfast.errors import NotReadable
 from holdfast.report.text.wording import visible
 
 MOST: Final = 1 << 20
 """Bytes that are read from standard input."""
-_LOGS: Final = {"kernel": KERNEL_LOG, "output": WORKER_OUTPUT, "other": SYSTEM_LOG}
 
 
 def explain_line(line: str, *, log: str | None, as_json: bool) -> int:
@@ -23,23 +23,14 @@ def explain_line(line: str, *, log: str | None, as_json: bool) -> int:
         if sys.stdin is None:
             raise NotReadable("the line", "on standard input", "standard input is closed", "Give the line as an argument, in quotes")
         line = sys.stdin.buffer.read(MOST).decode(errors="replace")
-    found = explain(line, _LOGS[log] if log is not None else None)
+    found = explain(line, NAMES[log] if log is not None else None)
     entry = CATALOGUE.get(found.kind or "")
     if as_json:
         advice = {"advice": entry.action, "recommended_action": entry.recommended_action, "reference": entry.reference} if entry else {}
         echo_json({**asdict(found), **advice})
         return 0
     heading(f"{entry.id}: {entry.title}" if entry else "No fault")
-    facts = [("matched by", found.matched)]
-    if entry is not None:
-        facts += [
-            ("taken to be from", found.log if found.log != SYSTEM_LOG else "the log of a service or a scheduler"),
-            *([("together with", "\n".join(map(visible, found.context)))] if found.context else []),
-            ("acts", (f"yes ({entry.recommended_action}): " if found.acts else "no: ") + found.reason.removeprefix("no: ")),
-            ("what to do", entry.action),
-            ("reference", entry.reference),
-        ]
-    echo_facts([*facts, *([("would change this", "\n".join(found.changes))] if found.changes else [])])
+    echo_facts([(name, "\n".join(map(visible, texts))) for name, texts in found.facts()])
     if entry is not None:
         hint(f"`holdfast faults show {entry.id}` shows what leads to it and what follows.")
     return 0

@@ -16,6 +16,7 @@ from holdfast.history.models import DecisionRecord, FaultRecord, Incident, Incid
 from holdfast.history.store import History
 from holdfast.report import phases as known
 from holdfast.report.case import hypotheses_of
+from holdfast.report.explanations import explained, explained_in_short
 from holdfast.report.phases import ROLLBACK
 from holdfast.report.text.incident_text import rule_text
 from holdfast.report.text.wording import NOTHING, count, duration, on_target, plural, recovery_details, seat, share, since
@@ -154,7 +155,9 @@ def _show_hypotheses(diagnoses: Sequence[IncidentDiagnosis]) -> None:
         echo(f"  {share(one.confidence):>6}  {one.kind} on {on_target(one.target)}{target}")
         for at, source, quote in one.evidence:
             echo(f"            {clock(at)}  {source}: {quote.splitlines()[0] if quote else NOTHING}")
-        for name, symptoms in (("acts:", one.proof), ("explains", one.explains), ("leaves unexplained", one.unexplained)):
+        for name, text in explained(one) if one is found[0] else explained_in_short(one):
+            echo(f"            {name}: {text}")
+        for name, symptoms in (("explains", one.explains), ("leaves unexplained", one.unexplained)):
             if symptoms:
                 echo(f"            {name} {symptoms}")
 
