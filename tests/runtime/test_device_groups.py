@@ -21,7 +21,7 @@ from holdfast.protocol import Message
 from holdfast.runtime.groups import device_library, nccl
 from holdfast.runtime.groups.backends import BackendGroup, GenerationEnded
 from holdfast.runtime.groups.device_library import ABORT_STATUS, Communicator
-from holdfast.runtime.groups.operations import StepTransaction
+from holdfast.runtime.groups.operations import InFlightOperations, StepTransaction
 from holdfast.runtime.groups.process_group import ManagedGroup
 from holdfast.runtime.peer_errors import is_device_error, is_late_peer
 from holdfast.runtime.snapshots.device_runtime import CapturedStep
@@ -260,6 +260,25 @@ def test_settings_of_the_user_that_contradict_managed_groups_are_named(given: di
     assert nccl.why_not_with(given) == ""
     nccl.set_up(given)
     assert {name: given[name] for name in nccl.SETTINGS} == dict.fromkeys(nccl.SETTINGS, "0")
+
+
+def test_two_threads_may_look_at_once_at_what_the_device_has_run() -> None:
+    """The training thread settles its operations, and the thread that reports its progress does too: both find the same one ended."""
+    operations, both, seen = InFlightOperations(), threading.Barrier(2, timeout=60), []
+    marks = [operations.enter("allreduce", []) for _ in range(2)]
+    operations.follow(marks[:1], lambda: True, lambda: both.wait() >= 0)
+    operations.follow(marks[1:], lambda: True, lambda: True)
+
+    def look() -> None:
+        operations.settle()
+        seen.append(operations.progress())
+
+    threads = [threading.Thread(target=look) for _ in range(2)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert seen == [({"": 2}, [])] * 2
 
 
 def test_a_member_that_does_not_come_to_connect_is_late_and_not_lost() -> None:
