@@ -279,6 +279,28 @@ def test_a_call_that_never_returns_costs_the_process_after_the_abort(
     assert mentions(replaced[0], "a call into the device's library")
 
 
+def test_a_group_that_the_script_destroys_waits_for_no_peer_that_is_lost(pair: list[tuple[StandIn, ManagedGroup]]) -> None:
+    """Until its operations have ended it is one of the groups that end together: nobody else would end them."""
+    device, group = pair[0]
+    groups = [group]
+
+    def end_all(why: str) -> None:
+        for one in groups:
+            assert one.inner is not None
+            one.mark_broken(why)
+            one.inner.abandon()
+
+    group.on_shutdown, group.on_device_failure = groups.remove, end_all
+    group.allreduce([torch.ones(1)]).wait()
+    device.communicators[0].error = "ncclRemoteError"
+    ending = threading.Thread(target=group.shutdown, daemon=True)
+    ending.start()
+    ending.join(20)
+    assert not ending.is_alive()
+    assert (groups, group.inner) == ([], None)
+    group.on_shutdown = None
+
+
 def test_a_group_that_has_done_its_work_does_not_cost_the_process_when_its_end_hangs(
     pair: list[tuple[StandIn, ManagedGroup]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

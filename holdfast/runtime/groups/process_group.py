@@ -472,11 +472,12 @@ class ManagedGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Close the connections, and have no recovery rebuild them: the script destroys the group."""
+        if self._inner is not None and not self.is_broken:
+            self.wait_for_device(self.in_flight.settle)  # the script may still want their results; a lost peer ends those of all groups
         if self.on_shutdown is not None:
             self.on_shutdown(self)
         if self._inner is not None:
             if not self.is_broken:
-                self.wait_for_device(self.in_flight.settle)  # the script may still want their results
                 self._inner.finish()
             self._inner.close()
             self._inner = None
