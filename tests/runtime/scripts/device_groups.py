@@ -110,7 +110,7 @@ with holdfast.session(model=model, optimizer=optimizer, data=loader) as session:
             device.refuses = True
         if f"blocks-{step.number}-{rank}" in options and os.environ["HOLDFAST_GENERATION"] == "1":
             assert device is not None
-            vars(device_library).update(CALL_SECONDS=0.1, ABORT_SECONDS=0.5)
+            vars(device_library).update(CALL_SECONDS=0.1, ABORT_SECONDS=3.0)
             threading.Thread(target=report_blocked, daemon=True).start()
             device.launches.clear()
         if step.number == 13 and f"stuck-{rank}" in options:
