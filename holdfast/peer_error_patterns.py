@@ -15,7 +15,7 @@ _GLOO_LOST: Final = re.compile(
 )
 _NCCL_LOST: Final = re.compile(
     r"ncclRemoteError|remote process exited|Connection (?:closed by remote peer|reset by peer|refused|timed out)"
-    r"|caught collective operation timeout|communicator was aborted|Some NCCL operations have failed or timed out",
+    r"|caught collective operation timeout|NCCL timeout in|communicator was aborted|Some NCCL operations have failed or timed out",
 )
 LOCAL_SOCKET_ERROR: Final = re.compile(r"failed to (?:listen|bind)|EADDRINUSE|EACCES|EADDRNOTAVAIL")
 """torch's message if this process itself could not open a socket."""

@@ -8,6 +8,8 @@ as CUDA and NCCL do where the runtime depends on it:
 - An operation whose peer has died, or has aborted, never ends by itself. It occupies the device until its communicator is aborted; whether
   the library reports an error meanwhile is a setting, as that depends on what connects the ranks (`reports_errors`).
 - An abort waits until the whole device is idle, so that aborting one communicator after the other waits for ever.
+- A call that starts an operation may block (`launches`). An abort meanwhile takes the communicator from under it, and it never returns.
+- While a shutdown waits for the other members (`closings`) it holds the communicator, and no abort of it begins.
 - A message that is started by itself ends when the other rank has begun to receive it; two ranks that both send first deadlock. Messages
   that are started as one do not.
 
@@ -110,19 +112,29 @@ class StandInCommunicator:
         self.finished = threading.Event()
         """Set when it has ended without an abort."""
         self.error = ""
+        self.entered = 0
+        """Calls that were to start an operation."""
         self.running = 0
         """Operations that occupy the device: those in the queue."""
         self.batches: list[int] = []
         """How many messages each batch had that was started as one."""
         self._batch: list[Callable[[], list[tuple[str, Any]]]] | None = None
         self._lock = threading.Lock()
+        self._held = threading.Lock()
+        """Held by a shutdown or an abort."""
 
     # -- operations ---------------------------------------------------------------------------------------------------
 
     def _start(self, outputs: list[Tensor], begin: Callable[[], list[tuple[str, Any]]]) -> Work:
         """Put an operation into the queue: *begin* starts it on gloo and returns what there is to wait for, by name."""
+        self.entered += 1
         if self.aborted.is_set():
             raise RuntimeError("NCCL communicator was aborted")
+        if not self._device.launches.is_set():
+            self._device.blocked.set()
+            self._device.launches.wait()
+            if self.aborted.is_set():
+                threading.Event().wait()  # as torch does that asks NCCL for the state of a communicator that is gone
         if self._device.refuses:
             raise dist.DistBackendError("NCCL error: ncclRemoteError: A call failed possibly due to a remote process exited prematurely")
         work, ready = Work(self._device, outputs), self._device.record()
@@ -204,20 +216,23 @@ class StandInCommunicator:
 
     def abort(self) -> None:
         """End all operations, and wait until the device is idle."""
-        self.aborted.set()
-        self._device.hangs.wait()
-        self._gloo.cut()
-        while any(one.running for one in self._device.communicators):
-            time.sleep(0.002)
-        self._gloo.close()
-        self.ended.set()
+        with self._held:
+            self.aborted.set()
+            self._device.hangs.wait()
+            self._gloo.cut()
+            while any(one.running for one in self._device.communicators):
+                time.sleep(0.002)
+            self._gloo.close()
+            self.ended.set()
 
     def shutdown(self) -> None:
         """Wait until all operations have run, and close the connections."""
-        while self.running:
-            time.sleep(0.002)
-        self._gloo.close()
-        self.finished.set()
+        with self._held:
+            while self.running:
+                time.sleep(0.002)
+            self._device.closings.wait()
+            self._gloo.close()
+            self.finished.set()
 
     def _group_start(self) -> None:
         self._device.depth.value = getattr(self._device.depth, "value", 0) + 1
@@ -251,6 +266,14 @@ class StandIn:
         self.hangs = threading.Event()
         """Cleared while no abort comes to its end."""
         self.hangs.set()
+        self.launches = threading.Event()
+        """Cleared while no call that starts an operation returns."""
+        self.launches.set()
+        self.blocked = threading.Event()
+        """Set when such a call has begun to wait."""
+        self.closings = threading.Event()
+        """Cleared while no shutdown comes to its end."""
+        self.closings.set()
         self.depth = threading.local()
         """Open groups of the library, by thread."""
 

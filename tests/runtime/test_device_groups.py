@@ -18,10 +18,10 @@ from holdfast.control.faults.rank_status import parse_rank_status
 from holdfast.detectors.evidence import RankProgress
 from holdfast.detectors.training.hang_analysis import explain
 from holdfast.protocol import Message
-from holdfast.runtime.groups import device_library, nccl
+from holdfast.runtime.groups import backends, device_library, nccl
 from holdfast.runtime.groups.backends import BackendGroup, GenerationEnded
 from holdfast.runtime.groups.device_library import ABORT_STATUS, Communicator
-from holdfast.runtime.groups.operations import StepTransaction
+from holdfast.runtime.groups.operations import InFlightOperations, StepTransaction
 from holdfast.runtime.groups.process_group import ManagedGroup
 from holdfast.runtime.peer_errors import is_device_error, is_late_peer
 from holdfast.runtime.snapshots.device_runtime import CapturedStep
@@ -103,6 +103,22 @@ def test_a_rank_notices_a_failed_communicator_by_itself_and_a_rank_that_hangs_is
     timings = [one["timing"] for one in flow.of("beat") if one.get("timing")]
     assert len(timings) > UNTIL
     assert all(one["own"] > 0 and one["talk"] > 0 for one in timings)
+
+
+def test_a_rank_whose_call_into_the_library_does_not_return_is_replaced(job: Job, under_ddp: Ended) -> None:
+    """Rank 1 starts a message, and waits in the library for more than a message. Then rank 3 dies, and nothing frees rank 1's thread."""
+    flow = job("ddp", "blocks-12-1", script="device_groups")
+    flow.receive("in the library", 1)
+    flow.kill(3)
+    flow.until_dead(3)
+    flow.regroup([3])
+    report = flow.receive("exception", 1)
+    assert (report["type"].rpartition(".")[2], report["peer_lost"]) == ("AbortTimedOut", True)
+    assert mentions(report["message"], "a call into the device's library")
+    assert flow.until(lambda: flow.workers.ended().get(flow.pids[1]), "the end of rank 1") == ABORT_STATUS
+    flow.regroup([1, 3])
+    flow.mended()
+    assert_undisturbed(flow, under_ddp)
 
 
 # -- two ranks in this process ------------------------------------------------------------------------------------------------
@@ -209,6 +225,99 @@ def test_an_error_of_a_communicator_ends_the_wait_for_the_device(pair: list[tupl
     assert alone.tolist() == [3.0] * 2
 
 
+def test_an_abort_waits_for_calls_into_the_library_and_keeps_others_out(
+    pair: list[tuple[StandIn, ManagedGroup]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A communicator that is aborted under a call takes the calling thread with it. Messages that start as one are one call."""
+    monkeypatch.setattr(device_library, "CALL_SECONDS", 60.0)
+    (device, group), (other_device, other) = pair
+    communicator, alone, cpu = device.communicators[0], torch.full((2,), 3.0), torch.device("cpu")
+    device.launches.clear()
+    calling = threading.Thread(target=lambda: group.allreduce([alone]).wait(), daemon=True)
+    calling.start()
+    wait_until(device.blocked.is_set, seconds=60)
+    assert group.inner is not None
+    group.inner.abandon()
+    assert not communicator.aborted.wait(0.1)
+    assert not group.transaction.lost
+    group._start_coalescing(cpu)  # in another thread, which does not know of it yet
+    group.send([torch.ones(1)], 1)
+    group._end_coalescing(cpu).wait()
+    group.transaction.renew()
+    group.allreduce([torch.ones(1)]).wait()
+    assert (communicator.entered, communicator.batches, group.is_broken) == (1, [], True)
+    device.launches.set()
+    calling.join(60)
+    assert not calling.is_alive()
+    wait_until(communicator.ended.is_set, seconds=60)
+    assert alone.tolist() == [3.0] * 2
+
+    aborted = other_device.communicators[0].aborted
+    other._start_coalescing(cpu)
+    other.send([torch.ones(1)], 0)
+    other.abandon("a peer is lost")
+    assert not aborted.wait(0.1)
+    other.recv([torch.ones(1)], 0)
+    other._end_coalescing(cpu).wait()
+    wait_until(aborted.is_set, seconds=60)
+
+
+def test_a_call_that_never_returns_costs_the_process_after_the_abort(
+    pair: list[tuple[StandIn, ManagedGroup]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The communicators are aborted all the same: the call may wait for an operation that never ends."""
+    replaced: list[str] = []
+    for name, value in (("CALL_SECONDS", 0.05), ("ABORT_SECONDS", 3.0), ("replace_process", replaced.append)):
+        monkeypatch.setattr(device_library, name, value)
+    (device, group), _ = pair
+    device.launches.clear()
+    threading.Thread(target=lambda: group.allreduce([torch.ones(1)]), daemon=True).start()
+    wait_until(device.blocked.is_set, seconds=60)
+    group.abandon("a peer is lost")
+    wait_until(lambda: replaced, seconds=60)
+    assert device.communicators[0].ended.is_set()
+    assert mentions(replaced[0], "a call into the device's library")
+
+
+def test_a_group_that_the_script_destroys_waits_for_no_peer_that_is_lost(pair: list[tuple[StandIn, ManagedGroup]]) -> None:
+    """Until its operations have ended it is one of the groups that end together: nobody else would end them."""
+    device, group = pair[0]
+    groups = [group]
+
+    def end_all(why: str) -> None:
+        for one in groups:
+            assert one.inner is not None
+            one.mark_broken(why)
+            one.inner.abandon()
+
+    group.on_shutdown, group.on_device_failure = groups.remove, end_all
+    group.allreduce([torch.ones(1)]).wait()
+    device.communicators[0].error = "ncclRemoteError"
+    ending = threading.Thread(target=group.shutdown, daemon=True)
+    ending.start()
+    ending.join(20)
+    assert not ending.is_alive()
+    assert (groups, group.inner) == ([], None)
+    group.on_shutdown = None
+
+
+def test_a_group_that_has_done_its_work_does_not_cost_the_process_when_its_end_hangs(
+    pair: list[tuple[StandIn, ManagedGroup]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its shutdown waits for a member that does not come, and holds what an abort needs. Nothing runs in it any more."""
+    replaced: list[str] = []
+    monkeypatch.setattr(device_library, "ABORT_SECONDS", 0.3)
+    monkeypatch.setattr(device_library, "replace_process", replaced.append)
+    monkeypatch.setattr(backends, "FINISH_SECONDS", 0.1)
+    device, group = pair[0]
+    device.closings.clear()
+    group.shutdown()
+    assert replaced == []
+    assert not device.communicators[0].aborted.is_set()
+    device.closings.set()
+    wait_until(device.communicators[0].finished.is_set, seconds=60)
+
+
 def test_a_graph_with_an_operation_of_a_group_is_refused_before_anything_is_started(pair: list[tuple[StandIn, ManagedGroup]]) -> None:
     """Also in a group that answers nothing more, whose zeros a replay would repeat for ever. The group goes on working."""
     (device, group), (_, other) = pair
@@ -260,6 +369,25 @@ def test_settings_of_the_user_that_contradict_managed_groups_are_named(given: di
     assert nccl.why_not_with(given) == ""
     nccl.set_up(given)
     assert {name: given[name] for name in nccl.SETTINGS} == dict.fromkeys(nccl.SETTINGS, "0")
+
+
+def test_two_threads_may_look_at_once_at_what_the_device_has_run() -> None:
+    """The training thread settles its operations, and the thread that reports its progress does too: both find the same one ended."""
+    operations, both, seen = InFlightOperations(), threading.Barrier(2, timeout=60), []
+    marks = [operations.enter("allreduce", []) for _ in range(2)]
+    operations.follow(marks[:1], lambda: True, lambda: both.wait() >= 0)
+    operations.follow(marks[1:], lambda: True, lambda: True)
+
+    def look() -> None:
+        operations.settle()
+        seen.append(operations.progress())
+
+    threads = [threading.Thread(target=look) for _ in range(2)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert seen == [({"": 2}, [])] * 2
 
 
 def test_a_member_that_does_not_come_to_connect_is_late_and_not_lost() -> None:

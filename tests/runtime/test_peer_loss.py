@@ -69,6 +69,7 @@ NCCL_LOST = (
     "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, remote process exited or there was a network error",
     "ncclRemoteError: A call failed.\nLast error:\nsocketProgress: Connection closed by remote peer node-b<47268>",
     "NCCL communicator was aborted on rank 1. Original reason for failure was: NCCL error: remote process exited",
+    "NCCL timeout in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:196",
     "Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels, subsequent GPU operations might run",
 )
 OWN = (

@@ -5,11 +5,13 @@ gloo's part is here: its sockets, its threads, and its waits. What runs on a dev
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import stat
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from contextlib import suppress
@@ -20,8 +22,10 @@ from typing import Any, Final, TypeVar
 
 import torch.distributed as dist
 
-from holdfast.runtime.groups.device_library import Communicator, DeviceLibrary, abort_all, library
+from holdfast.runtime.groups.device_library import Communicator, CommunicatorAborted, DeviceLibrary, abort_all, library
 from holdfast.runtime.groups.operations import Waits, is_asleep
+
+log = logging.getLogger("holdfast.runtime")
 
 T = TypeVar("T")
 
@@ -68,6 +72,12 @@ class BackendGroup:
     """Held once it has been cut."""
     _aborted: threading.Event | None = None
     """Set when the operations of the device have been aborted; None while nobody has begun to."""
+    _calls: deque[None] = field(default_factory=deque)
+    """One for each call into the device's library that is in progress.
+
+    A call enters here and then looks whether an abort has begun; an abort begins and then looks here. So one of them sees the other, and
+    no operation pays for a lock.
+    """
 
     def backend(self, name: str) -> Any:  # noqa: ANN401 (a gloo or an NCCL backend)
         """Return the backend *name*: one of `backends`."""
@@ -109,10 +119,40 @@ class BackendGroup:
         self._aborted = aborted
         return True
 
+    def call(self, name: str, call: Callable[[Any], T]) -> T:
+        """Return what *call* returns for the backend *name*, whose operations run on a device: an abort waits for that.
+
+        Raise `CommunicatorAborted` if one has begun.
+        """
+        self._calls.append(None)
+        try:
+            if self._aborted is not None:
+                raise CommunicatorAborted("the communicators of this group have been aborted")
+            return call(self.backend(name))
+        finally:
+            self._calls.pop()
+
+    def begin_call(self) -> None:
+        """Take note of a call as `call` does, until `end_call`."""
+        self._calls.append(None)
+        if self._aborted is not None:
+            self._calls.pop()
+            raise CommunicatorAborted("the communicators of this group have been aborted")
+
+    def end_call(self) -> None:
+        """Take note of its end."""
+        self._calls.pop()
+
+    @property
+    def is_called(self) -> bool:
+        """Whether a call into the device's library is in progress."""
+        return bool(self._calls)
+
     def finish(self) -> None:
         """Have the device's library end its connections together with the other members': they may still read from this rank's memory.
 
-        Members that do not come within `FINISH_SECONDS` are not waited for; `close` aborts then.
+        Members that do not come within `FINISH_SECONDS` are not waited for: it aborts. torch's ``shutdown`` may hold what that needs; the
+        connections then stay until it gives up, or this process ends. Nothing runs in this group any more, so nobody need be replaced.
         """
         backend, finished = self.on_device, threading.Event()
 
@@ -127,7 +167,10 @@ class BackendGroup:
         ending.start()
         ending.join(FINISH_SECONDS)
         if finished.is_set():
-            self._aborted = finished
+            with _aborting:
+                self.begin_abort(finished)
+        else:
+            abort_devices([self], give_up=_leave_open)
 
     def close(self) -> None:
         """Close the connections; a group whose peers have exited would hang in its destructor if they stayed open."""
@@ -135,7 +178,7 @@ class BackendGroup:
         if self.on_device is not None:
             abort_devices([self])
             assert self._aborted is not None
-            self._aborted.wait()  # or the device may still write to tensors; it ends, or this process does
+            self._aborted.wait()  # or the device may still write to tensors; it ends, or this process does, unless nothing runs: `finish`
         backends, self.backends = self.backends, {}
         destruction = threading.Thread(target=backends.clear, name="holdfast-destroy", daemon=True)
         destruction.start()
@@ -178,13 +221,21 @@ def abandon_all(inners: Iterable[BackendGroup]) -> None:
 _aborting: Final = threading.Lock()
 
 
-def abort_devices(inners: Iterable[BackendGroup]) -> None:
-    """Begin to abort the operations of the device in these groups, together; those that are aborted already are left out."""
+def abort_devices(inners: Iterable[BackendGroup], give_up: Callable[[str], object] | None = None) -> None:
+    """Begin to abort the operations of the device in these groups, together; those that are aborted already are left out.
+
+    *give_up*: see `abort_all`.
+    """
     aborted = threading.Event()
     with _aborting:
         groups = [one for one in inners if one.begin_abort(aborted)]
     if groups and groups[0].library is not None:
-        abort_all(groups[0].library, [one.on_device for one in groups], aborted)
+        called = [one.on_device for one in groups]
+        abort_all(groups[0].library, called, aborted, is_called=lambda: any(one.is_called for one in groups), give_up=give_up)
+
+
+def _leave_open(why: str) -> None:
+    log.warning("%s: the connections of a group that is destroyed stay open", why)
 
 
 def close_in_background(inners: Iterable[BackendGroup]) -> None:

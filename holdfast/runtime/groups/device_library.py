@@ -32,8 +32,16 @@ log = logging.getLogger("holdfast.runtime")
 
 ABORT_SECONDS: Final = 10.0
 """How long all communicators of this process may take to abort. After that they never will, and the process must be replaced."""
+CALL_SECONDS: Final = 0.5
+"""How long an abort waits for calls into the library that are in progress.
+
+They return at once as a rule, and then nothing is aborted under them. But one may wait for operations that only the abort ends: that of a
+device whose queue is full.
+"""
 ABORT_STATUS: Final = 75
 """Exit status of a process whose communicators cannot be aborted (EX_TEMPFAIL: another attempt may succeed)."""
+CALL_POLL_SECONDS: Final = 0.001
+"""Interval between two looks whether calls into the library are in progress."""
 FAST_POLL_SECONDS: Final = 0.0001
 """Interval between two looks at an event of the device, at first: a step must not wait noticeably longer than its device works."""
 SLOW_POLL_SECONDS: Final = 0.0005
@@ -136,29 +144,49 @@ def refuse_capture(what: str, replays: str) -> None:
 # -- the end of operations ------------------------------------------------------------------------------------------------
 
 
+class CommunicatorAborted(dist.DistNetworkError):
+    """The communicators of a group are being aborted, or have been: nobody may call them."""
+
+
 class AbortTimedOut(dist.DistNetworkError):
     """The communicators of this process do not abort: nothing can end its operations but its own end."""
 
 
-def abort_all(lib: DeviceLibrary, backends: Sequence[Any], done: threading.Event) -> None:
+def abort_all(
+    lib: DeviceLibrary,
+    backends: Sequence[Any],
+    done: threading.Event,
+    *,
+    is_called: Callable[[], bool],
+    give_up: Callable[[str], object] | None = None,
+) -> None:
     """Abort all *backends* together, in other threads, and set *done* when all have ended.
 
     An abort waits for the device, on which an operation of another communicator may wait for ever. So all are aborted at the same time:
     within one group of the library, and each from a thread of its own, because a backend's ``abort`` blocks until its own is done.
-    When one has not ended after `ABORT_SECONDS`, this process ends (`replace_process`), as its training thread may wait in the driver.
+
+    It begins when no call into them is in progress (*is_called*), or after `CALL_SECONDS`. torch asks in such a call for the state of its
+    communicator until that is ready; of one that has been aborted it gets none, and asks on. When a call or an abort has not ended after
+    `ABORT_SECONDS`, *give_up* is called, by default `replace_process`: the training thread may wait in the library, or in the driver.
     """
 
     def work() -> None:
-        deadline = time.monotonic() + ABORT_SECONDS
+        begun = time.monotonic()
+        while is_called() and time.monotonic() < begun + CALL_SECONDS:
+            time.sleep(CALL_POLL_SECONDS)
         with lib.grouped(backends):
             threads = [threading.Thread(target=_abort, args=(one,), name="holdfast-abort-one", daemon=True) for one in backends]
             for one in threads:
                 one.start()
             for one in threads:
-                one.join(max(0.0, deadline - time.monotonic()))
+                one.join(max(0.0, begun + ABORT_SECONDS - time.monotonic()))
+        while is_called() and time.monotonic() < begun + ABORT_SECONDS:
+            time.sleep(CALL_POLL_SECONDS)
         stuck = sum(one.is_alive() for one in threads)
         if stuck:
-            replace_process(f"{stuck} of {len(threads)} communicators of this rank did not abort within {ABORT_SECONDS:.0f} s")
+            (give_up or replace_process)(f"{stuck} of {len(threads)} communicators of this rank did not abort within {ABORT_SECONDS:.0f} s")
+        elif is_called():
+            (give_up or replace_process)(f"a call into the device's library did not return within {ABORT_SECONDS:.0f} s of an abort")
         done.set()
 
     threading.Thread(target=work, name="holdfast-abort", daemon=True).start()

@@ -125,7 +125,9 @@ class Nccl:
         options._timeout = group.timeout  # noqa: SLF001 (as torch's own new_group does)
         name: Any = group.name
         options.group_name, options.global_ranks_in_group = name, list(group.ranks)  # flight recorder and NCCL's logs show them
-        options.config.blocking = 0  # calls return at once, so that a communicator can be aborted while it connects
+        # NCCL's calls return at once, and torch asks until they are done, for `TORCH_NCCL_NONBLOCKING_TIMEOUT` at most: without it a member
+        # that is lost while NCCL connects would hold this thread for ever. See `_carry_one` for what it still holds.
+        options.config.blocking = 0
         native = native_store(dist.PrefixStore("nccl", store), group.timeout, host=group.host, serving=group.rank == 0)
         backend = dist.ProcessGroupNCCL(native, group.rank, len(group.ranks), options)
         try:
@@ -138,7 +140,13 @@ class Nccl:
         return backend
 
     def _carry_one(self, backend: Any, is_cancelled: Callable[[], bool]) -> None:  # noqa: ANN401 (as above)
-        """Run an operation of one element, beside what the training thread runs."""
+        """Run an operation of one element, beside what the training thread runs.
+
+        Its call waits until NCCL has connected, and holds what an abort needs. When this is cancelled meanwhile, this thread and its half
+        of a communicator stay until NCCL fails, or torch gives up: after 30 minutes, unless the user sets `TORCH_NCCL_NONBLOCKING_TIMEOUT`.
+        It is not set lower here, as it holds for every call: the first message to a rank that still compiles waits in one, and so does any
+        operation while the queue of the device, which waits for a slow rank, is full.
+        """
         with torch.cuda.stream(torch.cuda.Stream(self._device)):
             backend.allreduce([torch.ones(1, device=self._device)], dist.AllreduceOptions()).wait()
             arrived = self.record()

@@ -166,14 +166,15 @@ class InFlightOperations:
         A device runs the operations of one group in their order, so usually one look is enough.
         """
         running = self._on_device
-        with suppress(IndexError):  # another thread was faster
+        with suppress(IndexError):  # another thread has taken the last one
             while running:
                 first = running[0]
                 if not first.is_completed():
                     return False
-                running.remove(first)
-                for mark in first.marks:
+                for mark in first.marks:  # before it is taken away: who finds nothing running must find no mark either
                     self.leave(mark)
+                with suppress(ValueError):  # another thread has taken it
+                    running.remove(first)
         return not running
 
     def progress(self) -> tuple[dict[str, int], list[OperationMark]]:

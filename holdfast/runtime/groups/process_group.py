@@ -22,6 +22,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from holdfast.runtime.groups import device_library
 from holdfast.runtime.groups.backends import HOST, BackendGroup
+from holdfast.runtime.groups.device_library import CommunicatorAborted
 from holdfast.runtime.groups.operations import InFlightOperations, OperationMark, StepTransaction, fill_neutral_result, skip_compilation
 from holdfast.runtime.peer_errors import is_device_error, is_peer_loss
 from holdfast.runtime.snapshots.device_runtime import USE_ENDED_COMMUNICATORS
@@ -471,11 +472,12 @@ class ManagedGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Close the connections, and have no recovery rebuild them: the script destroys the group."""
+        if self._inner is not None and not self.is_broken:
+            self.wait_for_device(self.in_flight.settle)  # the script may still want their results; a lost peer ends those of all groups
         if self.on_shutdown is not None:
             self.on_shutdown(self)
         if self._inner is not None:
             if not self.is_broken:
-                self.wait_for_device(self.in_flight.settle)  # the script may still want their results
                 self._inner.finish()
             self._inner.close()
             self._inner = None
@@ -516,18 +518,18 @@ class ManagedGroup(dist.ProcessGroup):
         ended = self.listener.started(self, name, outputs, inputs) if self.listener is not None else None
         self.used = True
         self.operations += 1
-        batch = self._batches.get(threading.get_ident())
-        if (batch is None or batch.inner is not inner) and inner.library is not None and inner.runs_on_device(backend):
+        batch, on_device = self._batches.get(threading.get_ident()), inner.runs_on_device(backend)
+        if on_device and (batch is None or batch.inner is not inner) and inner.library is not None:
             batch = _Batch(inner, [], [], inner.library.record())
         made = Call(name, outputs, inputs, self.in_flight.enter(name, inputs or outputs))
         try:
-            work = call(inner.backend(backend))
+            work = inner.call(backend, call) if on_device else call(inner.backend(backend))
         except RuntimeError as error:
             self.in_flight.leave(made.mark)
             self.peer_failed(inner, error)
             self.fill_neutral_result(name, outputs, inputs)
             return DoneWork(name, outputs, inputs)
-        if batch is None or not inner.runs_on_device(backend):
+        if batch is None or not on_device:
             return ManagedWork(self, inner, work, made, ended)
         batch.calls.append(made)
         batch.ended.extend([] if ended is None else [ended])
@@ -553,9 +555,22 @@ class ManagedGroup(dist.ProcessGroup):
             self._ready.wait()
             self._start_coalescing(device)
             return
-        self._get_backend(device)._start_coalescing()  # noqa: SLF001 (torch's name)
-        if inner.library is not None:
+        backend = inner.backend(inner.name_for(device.type))
+        if inner.library is None:
+            backend._start_coalescing()  # noqa: SLF001 (torch's name)
+            return
+        try:
+            inner.begin_call()  # until `_end_coalescing`: the library keeps what it is given, and calls it all there
+        except CommunicatorAborted as error:
+            self._batches[thread] = None
+            self.peer_failed(inner, error)
+            return
+        try:
+            backend._start_coalescing()  # noqa: SLF001 (torch's name)
             self._batches[thread] = _Batch(inner, [], [], inner.library.record())
+        except BaseException:
+            inner.end_call()
+            raise
 
     def _end_coalescing(self, device: torch.device) -> dist.Work:  # noqa: ARG002 (torch's signature)
         """Start them, and return the work of all."""
@@ -565,7 +580,10 @@ class ManagedGroup(dist.ProcessGroup):
         inner, calls, *_ = batch
         assert inner.library is not None
         try:
-            work = inner.backend(inner.library.name)._end_coalescing()  # noqa: SLF001 (torch's name)
+            try:
+                work = inner.backend(inner.library.name)._end_coalescing()  # noqa: SLF001 (torch's name)
+            finally:
+                inner.end_call()
         except RuntimeError as error:
             for one in calls:
                 self.in_flight.leave(one.mark)

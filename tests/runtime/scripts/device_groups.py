@@ -5,7 +5,8 @@ All groups that compute have two members, so that no sum depends on the order of
 Options: ``on=KIND`` (see `RankDevice`; by default the stand-in), ``ddp`` (DDP reduces the gradients, over all ranks at once), ``item`` (the
 loss is read as `Tensor.item` does), ``gate-N-R`` (rank R waits at step N for the gate), ``captures-N`` (every rank tries to capture a graph
 at step N). Of the stand-in alone: ``silent`` (no communicator reports an error), ``refuses-N-R`` (the library takes no operation of rank R
-at step N, once), ``stuck-R`` (no abort of rank R ends, from step 13 on).
+at step N, once), ``blocks-N-R`` (a call of rank R that starts an operation does not return, at step N), ``stuck-R`` (no abort of rank R
+ends, from step 13 on).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import hashlib
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 
 import torch
@@ -70,6 +72,13 @@ def exchange(number: int) -> Tensor:
     return received
 
 
+def report_blocked() -> None:
+    """Report that a call of this rank blocks, as soon as it does."""
+    assert device is not None
+    device.blocked.wait()
+    link().report("in the library")
+
+
 def try_to_capture() -> None:
     """Try to capture a graph with a collective, with a batch of messages, and with the optimizer's step; nothing of it may run."""
     captured, refused = torch.ones(1, device=where.device), []
@@ -99,6 +108,11 @@ with holdfast.session(model=model, optimizer=optimizer, data=loader) as session:
             options.discard(f"refuses-{step.number}-{rank}")
             assert device is not None
             device.refuses = True
+        if f"blocks-{step.number}-{rank}" in options and os.environ["HOLDFAST_GENERATION"] == "1":
+            assert device is not None
+            vars(device_library).update(CALL_SECONDS=0.1, ABORT_SECONDS=3.0)
+            threading.Thread(target=report_blocked, daemon=True).start()
+            device.launches.clear()
         if step.number == 13 and f"stuck-{rank}" in options:
             assert device is not None
             vars(device_library)["ABORT_SECONDS"] = 0.5
