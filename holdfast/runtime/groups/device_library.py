@@ -136,8 +136,11 @@ def refuse_capture(what: str, replays: str) -> None:
 # -- the end of operations ------------------------------------------------------------------------------------------------
 
 
-class AbortTimedOut(dist.DistNetworkError):
-    """The communicators of this process do not abort: nothing can end its operations but its own end."""
+class AbortTimedOut(RuntimeError):
+    """The communicators of this process do not abort: nothing can end its operations but its own end.
+
+    No loss of a peer: an abort waits for this process's own device and driver alone.
+    """
 
 
 def abort_all(lib: DeviceLibrary, backends: Sequence[Any], done: threading.Event) -> None:
