@@ -19,8 +19,11 @@ _NCCL_LOST: Final = re.compile(
 )
 LOCAL_SOCKET_ERROR: Final = re.compile(r"failed to (?:listen|bind)|EADDRINUSE|EACCES|EADDRNOTAVAIL")
 """torch's message if this process itself could not open a socket."""
-DEVICE_ERROR: Final = re.compile(r"\b(?:CUDA|HIP) error\b")
-"""torch's message for a device error. Such an error is sticky: every later call in this process fails."""
+DEVICE_ERROR: Final = re.compile(r"(?i:\b(?:CUDA|HIP) error\b)|ncclUnhandledCudaError|\b(?:Cuda|HIP) failure\b")
+"""The messages of torch and NCCL for an error of this process's own device. Such an error is sticky: every later call here fails.
+
+It decides even where the message names a lost peer too: the "Last error" of NCCL's message is the newest of the whole process.
+"""
 PEER_LOST_ERROR: Final = "holdfast.runtime.groups.control_tree.PeerConnectionLost"
 """Raised by Holdfast's process groups if a peer does not connect, or disconnects."""
 

@@ -13,6 +13,8 @@ from holdfast.detectors.training.tracebacks import places_in
 
 ERRNO_3: Final = "https://man7.org/linux/man-pages/man3/errno.3.html"
 FINISHED: Final = Sample(WorkerExit(node="n0", rank=0, at=0.0, code=0, finished=True, step=9))
+ABORT_ERROR: Final = "holdfast.runtime.groups.device_library.AbortTimedOut"
+"""Raised by Holdfast if a rank's communicators do not abort."""
 
 
 def an_exit(**facts: object) -> Sample:
@@ -50,6 +52,22 @@ GPU_MEMORY: Final = _define(
     reference="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
     unhealthy=an_exit(code=1, raised=WorkerException(type="torch.OutOfMemoryError", message="CUDA out of memory. Tried to allocate 2 GiB")),
     weight=65,
+)
+ABORT: Final = _define(
+    id="worker-abort-timed-out",
+    title="A worker's communicators did not abort, so it ended itself",
+    component="communication",
+    attributed_to=Attribution.PROCESS,
+    action="look for the fault that ended the generation; if this happens again on the same GPU, check it and its driver",
+    reference="docs/explanation/managed-groups.md",
+    unhealthy=an_exit(
+        code=75,
+        raised=WorkerException(
+            type=ABORT_ERROR,
+            message="1 of 3 communicators of this rank did not abort within 10 s: this process exits, so that another takes its rank",
+        ),
+    ),
+    weight=45,
 )
 DISK_FULL: Final = _define(
     id="worker-disk-full",
@@ -93,14 +111,15 @@ _BY_ERRNO: Final = {
 _GPU_MEMORY: Final = ("CUDA out of memory", "CUDA error: out of memory")
 INTERRUPT: Final = "worker-sigint"
 """Python raises an exception for this signal; it is no error."""
+_BY_TYPE: Final = {"KeyboardInterrupt": INTERRUPT, ABORT_ERROR: ABORT.id}
 
 
 def kind_of(raised: WorkerException) -> str:
     """Return the fault kind of *raised*."""
     if raised.peer_lost:
         return PEER_LOST.id
-    if raised.type == "KeyboardInterrupt":
-        return INTERRUPT
+    if raised.type in _BY_TYPE:
+        return _BY_TYPE[raised.type]
     if raised.errno in _BY_ERRNO:
         return _BY_ERRNO[raised.errno]
     if "No space left on device" in raised.message:

@@ -50,7 +50,7 @@ def raised_in(output: str) -> WorkerException | None:
         traceback="\n".join(_RANK.sub("", line) for line in raw[_first_line(lines, begin) : end + len(words)]),
         errno=next(iter(numbers), None),
         peer_lost=any(is_lost_peer(one, "\n".join(said)) for one, said in chain)
-        and not any(_is_device_error(one, said[0]) for one, said in chain),
+        and not any(_is_device_error(one, "\n".join(said)) for one, said in chain),
     )
 
 

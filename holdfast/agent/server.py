@@ -59,7 +59,7 @@ class AgentServer:
 
     def __init__(self, me: Identity, *, kernel_log: Path = KERNEL_LOG, root: Path = Path("/")) -> None:
         """Open the event log and listen; raise ``OSError`` when that fails."""
-        self.me = me
+        self.me, self.root = me, root
         self.event_log = EventLog(me.directory / EVENT_LOG)
         self.outbox = AgentOutbox(me.directory)
         self.generation_seq = 0

@@ -28,6 +28,18 @@ def visible_gpus(environment: Mapping[str, str] = os.environ, devices: Path = DE
     return tuple(named[:end])
 
 
+def own_gpu(environment: Mapping[str, str] = os.environ, devices: Path = DEVICES) -> str | None:
+    """Return the name of the GPU that torch gives to a rank with this *environment*: that of its local rank, or the only visible one.
+
+    None where it sees none, or none of its own. By its name and not its number: a launcher may show each process one GPU, which is number 0
+    for all of them.
+    """
+    gpus, local_rank = visible_gpus(environment, devices), environment.get("LOCAL_RANK") or "0"
+    if len(gpus) == 1:
+        return gpus[0]
+    return gpus[int(local_rank)] if local_rank.isdecimal() and int(local_rank) < len(gpus) else None
+
+
 def gpus_of(pid: int) -> tuple[str, ...]:
     """Return the GPUs in the initial environment of the process *pid*; none where that does not set them."""
     begin = f"{VISIBLE}=".encode()

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from holdfast.host import gpu_assignment
 from holdfast.runtime.agent_client import FINAL_CHECKPOINT_SECONDS, StepSize, link
 from holdfast.runtime.checkpoint import manifest
 from holdfast.runtime.checkpoint.load import load, newest_complete
@@ -680,9 +681,9 @@ class Session(AbstractContextManager["Session"]):
         rank = int(command["rank"])
         data_follows = not isinstance(data, Loader) or data.can_take_rank(manager.generation.world)
         interchangeable = self._any_rank and data_follows and not self._is_sharded() and rank in roles.roles[roles.now]
-        gpu = hot_spare.own_gpu()
+        gpu = gpu_assignment.own_gpu()
         hot_spare.activate(command)
-        other_gpu = hot_spare.own_gpu() != gpu  # its model and its context stay on the one on which it warmed up
+        other_gpu = gpu_assignment.own_gpu() != gpu  # its model and its context stay on the one on which it warmed up
         manager.put_back(command)
         same_rank = rank == manager.generation.rank and not roles.warmed
         other_rank_kept = unmanaged.libraries_with_other_rank(rank, manager.generation.world)

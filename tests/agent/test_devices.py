@@ -15,6 +15,9 @@ from holdfast.detectors.all_kinds import CATALOGUE
 from holdfast.detectors.log_lines.kernel_lines import finding_of
 from holdfast.detectors.log_lines.xids import UNUSABLE
 from holdfast.detectors.nodes.readings import KernelLine
+from holdfast.protocol import Message
+from tests.agent.rig import CLIENT, Node
+from tests.mentions import mentions
 
 BUSES = ("0000:18:00.0", "0000:3b:00.0")
 PART, QUOTE = "GPU 0000:3b:00.0", "GPU 0000:3b:00.0: Xid 79, GPU has fallen off the bus"
@@ -143,3 +146,75 @@ def test_a_hot_spare_would_share_the_gpu_of_the_rank_that_sees_the_same_ones(roo
         assert rank_with_gpu_of({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "0"}, [a_worker(3, pid, LOCAL_RANK="1")], root) is None
     assert rank_with_gpu_of({"LOCAL_RANK": "1"}, [a_worker(3, none, LOCAL_RANK="1")], root) is None, "a job of the CPU"
     assert rank_with_gpu_of({"LOCAL_RANK": "1"}, [], root) is None
+    other = {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "1"}
+    assert rank_with_gpu_of(other, [a_worker(3, first, LOCAL_RANK="1")], root) == 3, "the same GPU, chosen in another way"
+    assert rank_with_gpu_of({"LOCAL_RANK": "x"}, [a_worker(3, first, LOCAL_RANK="0")], root) is None, "nonsense"
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_ranks"),
+    [
+        pytest.param("1", (0, 1), id="one GPU for all"),
+        pytest.param("0,1", (0, 0), id="one local rank for both"),
+        pytest.param("0,1", (0, 1, 2, 3), id="more ranks than GPUs"),
+    ],
+)
+def test_a_hot_spare_may_share_a_gpu_where_ranks_share_one_already(
+    root: Path, holding: dict[tuple[int, ...], int], visible: str, local_ranks: tuple[int, ...]
+) -> None:
+    """Whoever starts several ranks on one GPU means them to share it, as the benchmark on one card does."""
+    pid, seen = holding[0, 1], {"CUDA_VISIBLE_DEVICES": visible}
+    ranks = [a_worker(rank, pid, LOCAL_RANK=str(local), **seen) for rank, local in enumerate(local_ranks)]
+    assert rank_with_gpu_of({"LOCAL_RANK": "0", **seen}, ranks, root) is None
+    assert rank_with_gpu_of({"LOCAL_RANK": "0", **seen}, ranks[:1], root) == 0
+    ranks[1].exited = True
+    assert rank_with_gpu_of({"LOCAL_RANK": "0", **seen}, ranks[:2], root) == 0
+
+
+COMPUTES = (
+    CLIENT
+    + """
+hello()
+waits = "HOLDFAST_HOT_SPARE" in os.environ
+if waits:
+    say(t="parked", roles=[0], role=0, seconds=0.5, rss=4096, coverage={})
+    incoming.readline()
+files = [open(name) for name in sys.argv[1:]]
+say(t="resumed", step=0, path=None, **({"generation": 2} if waits else {}))
+incoming.read()
+"""
+)
+"""A rank that has the GPUs in its arguments open; as a hot spare it opens them when it gets a rank."""
+
+
+@pytest.mark.parametrize("visible", [None, "0,1", "1,0"])
+def test_an_agent_starts_no_hot_spare_on_the_gpu_of_a_rank(
+    new_node: Node, root: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None
+) -> None:
+    """However the agent's own environment shows the GPUs: the command names only the local rank. A hot spare becomes a rank like others."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    new_node.begin("--root", str(root), **({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}))
+    gpus = [str(root / f"dev/nvidia{minor}") for minor in (0, 1)]
+
+    def place(rank: int, local_rank: int, **more: str) -> dict[str, str]:
+        return {"RANK": str(rank), "LOCAL_RANK": str(local_rank), "HOLDFAST_GENERATION": "1", **more}
+
+    with new_node.flow().attach(0) as flow:
+
+        def start(*spares: tuple[int, int]) -> Message:
+            given = [{"id": number, "environment": place(0, local, HOLDFAST_HOT_SPARE=str(number))} for number, local in spares]
+            return flow.ok("start-hot-spares", hot_spares=given)
+
+        flow.prepare(new_node, [new_node.script(COMPUTES), *gpus], warm=True)
+        flow.ok("start", generation=1, membership={"node": [5]}, workers=[{"rank": 5, "environment": place(5, 1)}])
+        flow.wait("resumed", rank=5)
+        answer = start((0, 0), (1, 1))
+        assert answer["started"] == [0]
+        assert mentions(answer["refused"].pop("1"), "share the GPU of rank 5")
+        assert not answer["refused"]
+        flow.wait("hot-spare.ready", id=0)
+        seat = {"rank": 5, "from": "hot-spare", "hot_spare": 0, "environment": place(5, 1)}  # at the place of the rank before
+        flow.ok("regroup", generation=2, membership={"node": [5]}, facts={"since": 1}, workers=[seat], leave=0.0)
+        flow.wait("worker.exited", rank=5, generation=1)
+        flow.wait("resumed", rank=5, generation=2)
+        assert start((2, 1), (3, 0))["started"] == [3]

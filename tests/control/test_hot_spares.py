@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 from holdfast.control.agents.events import HotSpareExited, HotSpareReady
-from holdfast.control.nodes.hot_spares import MAX_LOSSES, HotSparePool, HotSpareRequest, places_for
+from holdfast.control.migration.live import LiveChange
+from holdfast.control.nodes.hot_spares import MAX_LOSSES, HotSparePool, HotSpareRequest, HotSpareState, places_for
+from holdfast.control.recovery.in_process import reschedule, worker_facts
+from holdfast.control.state.rank_table import SpareLocalRanks
 from holdfast.errors import CommandRejected
+from holdfast.policies.recovery.escalation import Decision, Placement, RecoveryAction
+from tests.control.bare_controller import bare_controller
 from tests.mentions import mentions
 
 ROLES = ((0,), (1, 2, 3))
@@ -261,3 +267,30 @@ def test_no_hot_spare_shares_the_gpu_of_a_rank() -> None:
     agents.full, ranks["a"] = set(), {1}
     pool.maintain(["s", "a", "b"], request())
     assert sorted(one.node for one in pool.spares.values()) == ["a", "s"]
+
+
+def test_a_recovery_knows_which_local_ranks_hot_spares_have(tmp_path: Path) -> None:
+    """The one that takes a rank keeps its own, and the GPU of the one that waits on is left alone."""
+    with bare_controller(tmp_path, {"a": [0, 1], "b": [2, 3]}, nproc_per_node=2, spare_nodes=1) as run:
+        for number in (0, 1):
+            run.nodes.hot_spares.spares[number] = HotSpareState(id=number, node="s", role=0, world=4, local_rank=number, ready=True)
+        run.nodes.hot_spares.spares[2] = HotSpareState(id=2, node="b", role=0, world=4)
+        assert run.nodes.local_ranks_of_spares({3: 1, 2: 9}) == SpareLocalRanks(taking={3: 1}, parked={"s": {0}}, per_node=2)
+        seats = (Placement(rank=3, node="s", hot_spare=1),)
+        reschedule(run, Decision(action=RecoveryAction.REPLACE_RANKS, reason="rank 3 was killed", seats=seats))
+        assert run.generations.rank_table.places == {0: 0, 1: 1, 2: 0, 3: 1}
+        assert worker_facts(run, "s", 3, seats[0])["environment"]["LOCAL_RANK"] == "1"
+        run.nodes.hot_spares.take([1])
+        seats = (Placement(rank=2, node="s"),)
+        reschedule(run, Decision(action=RecoveryAction.REPLACE_RANKS, reason="rank 2 was killed", seats=seats))
+        assert run.generations.rank_table.places[2] == 0, "the node has no third local rank"
+
+
+def test_a_live_migration_knows_them_too(tmp_path: Path) -> None:
+    """Its hot spares were started for it, and one may wait on its node already."""
+    with bare_controller(tmp_path, {"a": [0, 1], "b": [2, 3]}, nproc_per_node=2, spare_nodes=1) as run:
+        for number in (0, 1):
+            run.nodes.hot_spares.spares[number] = HotSpareState(id=number, node="s", role=0, world=4, local_rank=number, ready=True)
+        change = LiveChange(run)
+        table = change._plan((Placement(rank=3, node="s", hot_spare=1),), frozenset({3}))
+        assert table.places == {0: 0, 1: 1, 2: 0, 3: 1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.control.config.worker_env import rank_environments, seat_environment
-from holdfast.control.state.rank_table import RankTable
+from holdfast.control.state.rank_table import RankTable, SpareLocalRanks
 
 FIRST = RankTable.fresh(3, {"a": [0, 1], "b": [2, 3]}, ("10.0.0.1", 4711))
 
@@ -25,6 +25,24 @@ def test_a_replaced_rank_takes_the_free_local_rank_on_its_node() -> None:
     assert moved.places[0] == 2
     back = moved.after(5, {"a": [1, 0], "b": [2, 3]}, frozenset({0}))
     assert back.places[0] == 0
+
+
+def test_a_hot_spare_keeps_its_local_rank_in_the_rank_that_it_takes() -> None:
+    """Its GPU is that of its local rank: with another one a fresh process would start on the GPU of another hot spare."""
+    spares = SpareLocalRanks(taking={2: 1, 3: 0}, per_node=2)
+    assert FIRST.after(4, {"a": [0, 1], "s": [2, 3]}, frozenset({2, 3}), spares).places == {0: 0, 1: 1, 2: 1, 3: 0}
+    mixed = FIRST.after(4, {"a": [0, 1], "s": [2, 3]}, frozenset({2, 3}), SpareLocalRanks(taking={3: 0}, per_node=2))
+    assert mixed.places == {0: 0, 1: 1, 2: 1, 3: 0}, "a fresh process takes what is left"
+    held = FIRST.after(4, {"a": [0, 1], "b": [2, 3]}, frozenset({3}), SpareLocalRanks(taking={3: 0}, per_node=2))
+    assert held.places[3] == 1, "a rank that stays has it"
+
+
+def test_a_fresh_process_takes_no_local_rank_of_a_waiting_hot_spare_where_another_is_free() -> None:
+    """One that waits has a model and a context on its GPU."""
+    spares = SpareLocalRanks(parked={"s": frozenset({0}), "b": frozenset({1})}, per_node=4)
+    assert FIRST.after(4, {"a": [0, 1], "s": [2, 3]}, frozenset({2, 3}), spares).places == {0: 0, 1: 1, 2: 1, 3: 2}
+    full = SpareLocalRanks(parked={"s": frozenset({0})}, per_node=2)
+    assert FIRST.after(4, {"a": [0, 1], "s": [2, 3]}, frozenset({2, 3}), full).places == {0: 0, 1: 1, 2: 1, 3: 0}
 
 
 def test_a_process_that_joined_in_a_failed_generation_is_still_new_in_the_next() -> None:

@@ -22,6 +22,7 @@ from holdfast.detectors.diagnosis import (
     unexplained_faults,
 )
 from holdfast.detectors.evidence import CheckpointFailure, Evidence, LogLine, Progress, RecoveryTimeout, StartFailure, Unknown, WorkerStop
+from holdfast.detectors.training.exceptions import ABORT_ERROR
 from tests.detectors.evidence_of import a_killed, a_rank, a_silence, an_echo, an_end, an_error, seen
 from tests.each import each
 from tests.mentions import mentions
@@ -296,6 +297,16 @@ SCENES = {
     ),
     "an abort, and an exception that came of it": Scene(
         evidence=(an_error("n1", 1, at=3.0), an_end("n0", 0, at=0.0, signal=6)), root="worker-sigabrt", on="rank 0 on n0"
+    ),
+    "a killed rank, and two whose communicators did not abort after it": Scene(
+        evidence=(a_killed("n0", 0), an_error("n1", 1, at=10.1, type=ABORT_ERROR), an_error("n2", 2, at=10.1, type=ABORT_ERROR)),
+        root="worker-sigkill",
+        on="rank 0 on n0",
+    ),
+    "two ranks whose communicators did not abort, which is no script's error": Scene(
+        evidence=(an_error("n0", 0, type=ABORT_ERROR), an_error("n1", 1, at=0.1, type=ABORT_ERROR)),
+        root="worker-abort-timed-out",
+        on="rank 0 on n0",
     ),
     "an abort alone so far": Scene(evidence=(an_end("n0", 0, signal=6),), root="worker-sigabrt", on="rank 0 on n0", waits=TWINS_SECONDS),
     "a segmentation fault alone": Scene(evidence=(an_end("n0", 0, signal=11),), root="worker-sigsegv", on="rank 0 on n0"),

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from holdfast.detectors.evidence import HangLimits, StartFailure, Unknown, WorkerException, WorkerStop
+from holdfast.detectors.training.exceptions import ABORT_ERROR
+from holdfast.runtime.groups.device_library import AbortTimedOut
 from tests.detectors.evidence_of import an_echo, an_end, an_error, seen, the_fault
 from tests.mentions import mentions
 
@@ -104,11 +106,17 @@ def test_a_watchdogs_abort_is_a_secondary_failure() -> None:
         ({"type": "KeyboardInterrupt", "message": ""}, "worker-sigint"),
         ({"type": "SyntaxError", "message": "invalid syntax"}, "worker-exception"),
         ({"type": "OSError", "errno": errno.ECONNRESET, "peer_lost": True}, "worker-peer-lost"),
+        ({"type": ABORT_ERROR, "message": "1 of 3 communicators of this rank did not abort within 10 s"}, "worker-abort-timed-out"),
     ],
 )
 def test_the_kind_of_an_exception_depends_on_its_subject(facts: dict[str, Any], kind: str) -> None:
     """The disk, the network and the memory of a GPU are nobody's typing error."""
     assert the_fault(an_error(**facts)).kind == kind
+
+
+def test_the_error_of_an_abort_that_does_not_end_is_recognised_by_the_name_of_its_class() -> None:
+    """The detectors cannot import it."""
+    assert f"{AbortTimedOut.__module__}.{AbortTimedOut.__name__}" == ABORT_ERROR
 
 
 def test_a_quote_is_one_line_and_short() -> None:

@@ -248,8 +248,21 @@ def test_an_error_that_was_raised_from_a_lost_peer_is_one() -> None:
     assert read(wrapped).peer_lost
 
 
+UNHANDLED = (
+    "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94, unhandled cuda error (run with NCCL_DEBUG=INFO for details)\n"
+    "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:"
+)
+
+
 @pytest.mark.parametrize(
-    "device", ["torch.AcceleratorError: CUDA error: an illegal memory access", "RuntimeError: CUDA error: device-side assert"]
+    "device",
+    [
+        "torch.AcceleratorError: CUDA error: an illegal memory access",
+        "RuntimeError: CUDA error: device-side assert",
+        f"{UNHANDLED}\nsocketProgress: Connection closed by remote peer node-b<47268>",
+        f"{UNHANDLED}\nCuda failure 214 'uncorrectable ECC error encountered'",
+        "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94, internal error\nLast error:\nCuda failure 214 'ECC error'",
+    ],
 )
 def test_an_error_of_the_workers_own_gpu_is_no_secondary_failure_whoever_else_was_lost(device: str) -> None:
     """It came while a lost peer was dealt with, or the other way round: this process can do nothing more on its GPU."""

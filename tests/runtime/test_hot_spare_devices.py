@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime.process.hot_spare import own_gpu
+from holdfast.host.gpu_assignment import own_gpu
 from tests.mentions import mentions
 
 

@@ -114,10 +114,19 @@ def test_a_missing_value_in_a_store_is_a_late_peer_and_not_a_lost_one(error: Exc
     assert not group.transaction.lost
 
 
+NCCL_DEVICE = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error (run with NCCL_DEBUG=INFO for details), "
+    "NCCL version 2.29.7\nncclUnhandledCudaError: Call to CUDA function failed."
+)
+"""What NCCL says of this process's own GPU. The "Last error" below it is the last of any thread: it may be another rank's loss."""
 DEVICE = (
     torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
     RuntimeError("CUDA error: uncorrectable ECC error encountered"),
     RuntimeError("HIP error: unspecified launch failure"),
+    DistBackendError(f"{NCCL_DEVICE}\nLast error:\nCuda failure 214 'uncorrectable ECC error encountered'"),
+    DistBackendError(f"{NCCL_DEVICE}\nLast error:\nsocketProgress: Connection closed by remote peer node-b<47268>"),
+    DistBackendError("NCCL error: unhandled system error, NCCL version 2.29.7\nLast error:\nCuda failure 'an illegal memory access'"),
+    DistBackendError("NCCL error: internal error\nLast error:\nHIP failure 'unspecified launch failure'"),
 )
 
 
@@ -136,9 +145,9 @@ def test_an_error_of_the_gpu_is_raised_even_when_a_peer_is_lost(error: RuntimeEr
     assert not describe(error)["peer_lost"]
 
 
-@pytest.mark.parametrize("words", ["CUDA out of memory. Tried to allocate 2 GiB", "NCCL error: unhandled cuda error", *NCCL_LOST])
+@pytest.mark.parametrize("words", ["CUDA out of memory. Tried to allocate 2 GiB", *NCCL_LOST])
 def test_a_message_that_only_mentions_cuda_is_not_an_error_of_the_gpu(words: str) -> None:
-    """A failed allocation can be retried; NCCL's errors are classified separately."""
+    """A failed allocation can be retried, and a lost peer is none of this GPU."""
     assert not is_device_error(RuntimeError(words))
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from holdfast.agent.workers.worker import GPU_VARIABLES, Worker
+from holdfast.agent.workers.worker import Worker
+from holdfast.host.gpu_assignment import own_gpu
 from holdfast.host.process import children_of
 
 _PID: Final = re.compile(r"\bpid='?(\d+)")
@@ -60,10 +61,16 @@ def is_idle(part: str, workers: Iterable[Worker], root: Path = Path("/")) -> boo
 
 
 def rank_with_gpu_of(variables: Mapping[str, str], workers: Iterable[Worker], root: Path = Path("/")) -> int | None:
-    """Return the rank that computes on the GPU which a process with these *variables* would take; None where no rank does."""
-    chosen = {name: variables[name] for name in GPU_VARIABLES if name in variables}
-    beside = [one for one in workers if one.hot_spare is None and one.pid and not one.exited and one.gpu_variables == chosen]
-    return next((one.rank for one in beside if any(True for pid in _processes_of(one) for _ in _open_gpus(pid, root))), None)
+    """Return the rank that computes on the GPU which a process with these *variables* would take; None where no rank does.
+
+    None also where *workers* share a GPU already: whoever started them so means it.
+    """
+    devices = root / "dev"
+    living = [one for one in workers if one.hot_spare is None and one.pid and not one.exited]
+    computing = [one for one in living if any(True for pid in _processes_of(one) for _ in _open_gpus(pid, root))]
+    ranks = {own_gpu(one.gpu_variables, devices): one.rank for one in computing}
+    wanted = own_gpu(variables, devices)
+    return None if wanted is None or len(ranks.keys() - {None}) < len(computing) else ranks.get(wanted)
 
 
 def _processes_of(worker: Worker) -> list[int]:

@@ -144,9 +144,8 @@ class WorkerGroup:
     def launch(self, worker: Worker, environment: dict[str, str]) -> None:
         """Start *worker*. A hot spare needs a fork server: it must start quickly, and share the memory of what is loaded."""
         assert self.plan is not None
-        variables = self._spawner.environment(environment)
         worker.request_id = next(self._request_ids)
-        worker.gpu_variables = {name: variables[name] for name in GPU_VARIABLES if name in variables}
+        worker.gpu_variables = self.gpu_variables(environment)
         self._expected[worker.request_id] = worker
         try:
             worker.open_log(self.plan.job)
@@ -155,6 +154,11 @@ class WorkerGroup:
         else:
             environment = {**environment, ERROR_FILE: str(worker.make_error_file(self._me.directory))}
             self._spawner.begin(worker.request_id, environment, worker.log, cold=worker.hot_spare is None)
+
+    def gpu_variables(self, environment: dict[str, str]) -> dict[str, str]:
+        """Return those of `GPU_VARIABLES` that a process has whose own variables are *environment*: the node's and the job's count too."""
+        variables = self._spawner.environment(environment)
+        return {name: variables[name] for name in GPU_VARIABLES if name in variables}
 
     def launch_helper(  # noqa: PLR0913, PLR0917 (what a process is)
         self,

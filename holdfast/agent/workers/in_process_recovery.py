@@ -182,6 +182,7 @@ class InProcessRecovery:
     def _begin(self, table: RankTableUpdate, taken: dict[int, Worker]) -> None:
         """Begin the generation here: the processes in *taken* belong to it, all other workers leave."""
         service, workers = self._service, self._service.workers
+        environments = {seat.rank: seat.environment for seat in table.workers}
         service.begin_generation(table.generation)
         for worker in workers.living():
             if worker not in taken.values():
@@ -196,6 +197,7 @@ class InProcessRecovery:
                 continue
             hot_spare = worker.hot_spare
             del workers.hot_spares[hot_spare]
+            worker.gpu_variables = workers.gpu_variables(environments[rank])  # a fresh process in its place takes the GPU of these
             worker.activate(rank, workers.generation, workers.new_worker(rank).log)
             with suppress(OSError):  # the process opens it too, and reports when it cannot
                 worker.open_log(workers.plan.job if workers.plan is not None else "")
@@ -206,7 +208,7 @@ class InProcessRecovery:
     def start_hot_spares(self, hot_spares: NewHotSpares) -> Message:
         """Start processes that run the script as far as they can without a rank; one that lives already stays as it is.
 
-        One that would share the GPU of a rank is refused: it would take memory and time from training.
+        One that would share the GPU of a rank is refused, as it would take memory and time from training; not where ranks share GPUs too.
         """
         workers = self._service.workers
         self.check_job()
@@ -216,7 +218,7 @@ class InProcessRecovery:
         for number in hot_spares:
             if number in workers.hot_spares:
                 continue
-            rank = rank_with_gpu_of(hot_spares[number], workers.living())
+            rank = rank_with_gpu_of(workers.gpu_variables(hot_spares[number]), workers.living(), self._service.root)
             if rank is not None:
                 refused[str(number)] = f"it would share the GPU of rank {rank}"
                 continue

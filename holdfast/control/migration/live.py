@@ -137,7 +137,8 @@ class LiveChange:
             ranks=frozenset(generations.state.ranks),
             membership=membership,
         )
-        rank_table = generations.rank_table.after(generations.newest, membership, frozenset(joiners))
+        local_ranks = self.run.nodes.local_ranks_of_spares(joiners)
+        rank_table = generations.rank_table.after(generations.newest, membership, frozenset(joiners), local_ranks)
         return replace(rank_table, store=store, serve=serve, since=generations.number)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import Final
 
@@ -20,6 +20,7 @@ from holdfast.control.nodes.spare_pool import SparePool
 from holdfast.control.state.generations import Generations
 from holdfast.control.state.incidents import Incidents
 from holdfast.control.state.job_log import JobLog
+from holdfast.control.state.rank_table import SpareLocalRanks
 from holdfast.control.state.state_machine import JobStateMachine
 from holdfast.errors import WorldError
 from holdfast.history import History
@@ -183,6 +184,19 @@ class JobNodes:
             environment=self._hot_spare_environment,
             ranks_per_node=generations.ranks_per_node,
             local_ranks=lambda node: {places[rank] for rank in membership.get(node, ()) if rank in places},
+        )
+
+    def local_ranks_of_spares(self, taking: Mapping[int, int | None]) -> SpareLocalRanks:
+        """Return the local ranks of the hot spares that are *taking* a rank each (rank to id), and of those that wait on."""
+        spares = self.hot_spares.spares
+        own = {number: one.local_rank for number, one in spares.items() if one.local_rank is not None}
+        parked = dict[str, set[int]]()
+        for number in own.keys() - set(taking.values()):
+            parked.setdefault(spares[number].node, set()).add(own[number])
+        return SpareLocalRanks(
+            taking={rank: own[number] for rank, number in taking.items() if number is not None and number in own},
+            parked=parked,
+            per_node=self.generations.ranks_per_node,
         )
 
     def _hot_spare_environment(self, rank: int, number: int, role: int) -> dict[str, str]:

@@ -79,7 +79,8 @@ def reschedule(run: JobController, decision: Decision) -> Transition:
         return _faulted(run, {error.node: error})
     number = generations.newest + 1
     every = run.checkpoints.choose_interval(f"generation {number}", len(membership))
-    rank_table = generations.rank_table.after(number, membership, unhealthy)
+    local_ranks = run.nodes.local_ranks_of_spares({seat.rank: seat.hot_spare for seat in decision.seats})
+    rank_table = generations.rank_table.after(number, membership, unhealthy, local_ranks)
     rank_table = replace(rank_table, store=store, serve=serve, since=generations.number, every=every)
     generations.enter(number, membership, rank_table=rank_table, reason=decision.reason)
     kept = f"{len(rank_table.kept)} of {len(generations.state.ranks)} ranks keep their processes"

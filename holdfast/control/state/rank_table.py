@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from holdfast.detectors.codec import packed, unpacked
 from holdfast.policies.nodes.placement import Membership
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpareLocalRanks:
+    """The local ranks, and so the GPUs, that hot spares have."""
+
+    taking: Mapping[int, int] = field(default_factory=dict)
+    """Rank to the local rank of the hot spare that takes it."""
+    parked: Mapping[str, AbstractSet[int]] = field(default_factory=dict)
+    """Node to the local ranks of those that wait on there."""
+    per_node: int = 0
+    """Ranks of a node, and so its local ranks."""
+
+    def lowest_free(self, node: str, taken: AbstractSet[int]) -> int:
+        """Return the lowest local rank of *node* that is not *taken*: one that no waiting hot spare has, if there is one."""
+        parked = self.parked.get(node, frozenset[int]())
+        free = (place for place in range(self.per_node) if place not in taken and place not in parked)
+        return next(free, next(place for place in range(len(taken) + 1) if place not in taken))
+
+
+NO_SPARES: Final = SpareLocalRanks()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,18 +103,20 @@ class RankTable:
         """Return the ranks whose processes are new: in this generation, or in an earlier one that failed."""
         return sorted(rank for rank, number in self.incarnations.items() if number > self.joined)
 
-    def after(self, generation: int, membership: Membership, changed: frozenset[int]) -> Self:
-        """Return the table of the next *generation*, in which the ranks *changed* have new processes at the lowest free local ranks.
+    def after(self, generation: int, membership: Membership, changed: frozenset[int], spares: SpareLocalRanks = NO_SPARES) -> Self:
+        """Return the table of the next *generation*, in which the ranks *changed* have new processes.
 
-        Ranks that are not in *membership* are vacant.
+        A hot spare keeps its own local rank, fresh processes get the lowest free ones. Ranks that are not in *membership* are vacant.
         """
         present = {rank for here in membership.values() for rank in here}
         stay = present - changed
         places = {rank: place for rank, place in self.places.items() if rank in stay}
-        for here in membership.values():
-            for rank in sorted(changed & set(here)):
-                taken = {places[other] for other in here if other in places}
-                places[rank] = next(place for place in range(len(taken) + 1) if place not in taken)
+        for node, here in membership.items():
+            taken = {places[rank] for rank in here if rank in places}
+            for rank in sorted(changed & set(here), key=lambda rank: (rank not in spares.taking, rank)):
+                own = spares.taking.get(rank)
+                places[rank] = own if own is not None and own not in taken else spares.lowest_free(node, taken)
+                taken.add(places[rank])
         incarnations = {rank: number for rank, number in self.incarnations.items() if rank in present}
         incarnations |= dict.fromkeys(changed, generation)
         return replace(self, incarnations=incarnations, places=places, kept=tuple(sorted(incarnations.keys() - changed)))

@@ -30,6 +30,7 @@ HAPPENED: Final[Mapping[str, str]] = {
     "worker-exception": "raised an exception",
     "worker-peer-lost": "failed because another rank went away",
     "worker-gpu-out-of-memory": "ran out of GPU memory",
+    "worker-abort-timed-out": "ended itself: its communicators did not abort",
     "worker-disk-full": "failed: no space left on a disk",
     "worker-storage-failed": "failed: a storage error",
     "worker-service-unreachable": "failed: a service that the script uses did not answer",

@@ -148,8 +148,11 @@ class CommunicatorAborted(dist.DistNetworkError):
     """The communicators of a group are being aborted, or have been: nobody may call them."""
 
 
-class AbortTimedOut(dist.DistNetworkError):
-    """The communicators of this process do not abort: nothing can end its operations but its own end."""
+class AbortTimedOut(RuntimeError):
+    """The communicators of this process do not abort: nothing can end its operations but its own end.
+
+    No loss of a peer: an abort waits for this process's own device and driver alone.
+    """
 
 
 def abort_all(

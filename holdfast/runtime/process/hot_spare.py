@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from holdfast.host import gpu_assignment
 from holdfast.protocol import Message
 from holdfast.runtime.agent_client import link
 from holdfast.runtime.groups.membership import install, installed
@@ -120,17 +119,6 @@ def since_start() -> float:
 def coverage_of(dry_run: Any) -> dict[str, int]:  # noqa: ANN401 (a DryRun)
     """Return how many operations the warm-up had, and how many of them were answered from a recording."""
     return {"calls": dry_run.calls, "played": dry_run.played}
-
-
-def own_gpu(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the name of the GPU that `world.device_of` gives to a process with this *environment*; None where it sees none.
-
-    By its name and not its number: a launcher may show each process one GPU, which is number 0 for all of them.
-    """
-    gpus, local_rank = gpu_assignment.visible_gpus(environment), int(environment.get("LOCAL_RANK") or 0)
-    if not gpus:
-        return None
-    return gpus[local_rank] if local_rank < len(gpus) else gpus[0] if len(gpus) == 1 else None
 
 
 def activate(command: Message) -> None:
