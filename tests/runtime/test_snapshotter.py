@@ -51,7 +51,7 @@ def test_a_state_that_changes_without_the_optimizers_hook_has_no_snapshots(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, runtime: type[CountingRuntime] | None
 ) -> None:
     """As by replays of a graph: nobody says when, so a copy may be of two steps. The reason is logged once; the optimizer ends it."""
-    trainer = Trainer(tmp_path, runtime=runtime and runtime())
+    trainer = Trainer(tmp_path, runtime=runtime() if runtime else None)
     trainer.to(FIRST + 6, trainer.replay)
     assert stored(tmp_path) == {}
     (message,) = [one.message for one in caplog.records if "no snapshots in memory" in one.message]
@@ -68,7 +68,7 @@ def test_a_snapshot_after_which_the_state_changes_unannounced_is_discarded(
     tmp_path: Path, runtime: type[CountingRuntime] | None, complete: str
 ) -> None:
     """Those before it stay. It may be complete by then: all was copied sooner, or the vote at the end of the step has closed it."""
-    trainer = Trainer(tmp_path, runtime=runtime and runtime())
+    trainer = Trainer(tmp_path, runtime=runtime() if runtime else None)
     trainer.to(FIRST + 3)
     for turn in range(2):
         trainer.begin()
@@ -101,7 +101,7 @@ def test_steps_that_change_nothing_neither_end_snapshots_nor_tear_one(
     tmp_path: Path, runtime: type[CountingRuntime] | None, *, window: bool
 ) -> None:
     """Gradients are accumulated over three steps, or a scaler skips some. A snapshot has until the optimizer's next step."""
-    trainer = Trainer(tmp_path, runtime=runtime and runtime())
+    trainer = Trainer(tmp_path, runtime=runtime() if runtime else None)
     wanted: dict[int, Any] = {}
     while trainer.step < 18:
         if trainer.step % 3 == 0:
