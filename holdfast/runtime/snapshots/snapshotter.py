@@ -139,7 +139,7 @@ class Snapshotter:
         self.spans: list[tuple[float, float, bool]] = []
         """Periods of copying the newest snapshot: begin, end (`time.perf_counter`), and whether training waited."""
         self._tail = 0.0
-        """Seconds of the training thread to complete the newest snapshot."""
+        """Seconds for which the newest snapshot held up training when the state was about to change."""
         self._tail_copied = 0.0
         """Seconds of copying in them."""
         self.enabled = True
@@ -420,11 +420,11 @@ class Snapshotter:
         draft = self._draft
         if draft is None:
             return
-        begin = time.perf_counter()
         limits = self._config.limits
         seconds = limits.pause if limits.policy == "pause" else None
+        self._copier.slices.begin_pause()
         complete = self._copier.finish(seconds if draft.write is None else None)
-        self._tail, self._tail_copied = time.perf_counter() - begin, draft.work.tail
+        self._tail, self._tail_copied = self._copier.slices.pause(), draft.work.tail
         self.counts.paused += self._tail
         self._draft = None
         if not complete:
@@ -432,6 +432,8 @@ class Snapshotter:
             self._discard(draft)
             return
         self._account(draft.work)
+        if not self._tail:
+            self._count_as_overlapped()
         self.planning.pauses.append(self._tail)
         if draft.write is not None:
             self._write_to_disk(draft, draft.write)
@@ -466,9 +468,13 @@ class Snapshotter:
         if self._tail and seconds >= NOTICEABLE:
             self.counts.paused -= self._tail
             self.planning.pauses[-1] = 0.0
-            self.counts.overlapped += self._tail_copied
-            self.spans = [(begin, end, True) for begin, end, _ in self.spans]
+            self._count_as_overlapped()
         self._tail = 0.0
+
+    def _count_as_overlapped(self) -> None:
+        """Count the last copies of the newest snapshot as those that were made while training waited, or computed: they held up nothing."""
+        self.counts.overlapped += self._tail_copied
+        self.spans = [(begin, end, True) for begin, end, _ in self.spans]
 
     def give_up(self) -> None:
         """Give up the current snapshot: the state is about to be replaced."""
