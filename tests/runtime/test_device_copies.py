@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -12,13 +14,16 @@ from holdfast.memstore.shared_memory import SLICE_BYTES, Slot, Snapshot, labels
 from holdfast.runtime.snapshots import copy_schedule
 from holdfast.runtime.snapshots.checksum import fill, sum_of
 from holdfast.runtime.snapshots.config import SnapshotPlace
+from holdfast.runtime.snapshots.copier import Copier
 from holdfast.runtime.snapshots.copy_schedule import Profile, SnapshotLimits, plan
-from holdfast.runtime.snapshots.device_runtime import CapturedStep
+from holdfast.runtime.snapshots.device_runtime import CapturedStep, CopyEvent
 from holdfast.runtime.snapshots.measurements import ENOUGH, REPLAN, StepMeasurements
 from holdfast.runtime.snapshots.slice_copiers import DeviceCopier, Task
 from holdfast.runtime.snapshots.snapshotter import SLOTS
 from tests.mentions import mentions
 from tests.runtime.counting_device import CountingRuntime
+from tests.runtime.counting_device import Event as CopyPoint
+from tests.runtime.device_stand_in import Event, StandIn
 from tests.runtime.trainer import FIRST, Trainer, opened, restore, same, stored
 
 
@@ -167,6 +172,91 @@ def test_the_limit_of_overhead_holds_on_devices() -> None:
     assert late.every == 5
     assert planning.wanted == 5
     assert copy_schedule.plan(lived(1.0), [SLICE_BYTES], 1e9, limits, paused=0.0005).every == 1  # too short to skip one
+
+
+@dataclass
+class TrainingEvent:
+    """A place in the stand-in's queue of computation."""
+
+    event: Event
+
+    def query(self) -> bool:
+        """Return whether the stand-in has come here."""
+        return self.event.query()
+
+    def synchronize(self) -> None:
+        """Wait for it."""
+        self.event.passed.wait()
+
+    def milliseconds_until(self, end: CopyEvent) -> float:
+        """Return the time from here to *end*."""
+        assert self.event.passed.is_set(), "an event was read that had not passed"
+        assert isinstance(end, CopyPoint)
+        return (end.at - self.event.at) * 1000
+
+
+@dataclass
+class BesideTraining(CountingRuntime):
+    """Copies take their time, beside what the stand-in computes."""
+
+    computing: StandIn = field(default_factory=StandIn)
+    meanwhile: Callable[[], object] = int
+    """Called while copies are under way."""
+
+    def record_training(self) -> CopyEvent:
+        """Return the end of the queue of computation."""
+        return TrainingEvent(self.computing.record())
+
+    def run(self, upto: int) -> None:
+        """Take `COPYING` seconds before `meanwhile`, and again after it."""
+        if upto > self.done:
+            time.sleep(COPYING)
+            self.meanwhile()
+            time.sleep(COPYING)
+        super().run(upto)
+
+
+COPYING = 0.05
+
+
+@pytest.mark.parametrize("comes", ["before the copies begin", "while they run", "after they have ended"])
+def test_a_pause_is_what_the_device_waits_and_not_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes: str) -> None:
+    """The host comes to the optimizer's step while the device has forward and backward to do still: copies until then cost nothing."""
+    monkeypatch.setattr(Copier, "_copy_if_allowed", lambda *_: False)  # all is copied at the end
+    runtime = BesideTraining()
+    trainer = Trainer(tmp_path, runtime=runtime)
+    trainer.to(FIRST + 1)
+    snapshotter = trainer.snapshotter
+    counts, stalled = replace(snapshotter.counts), runtime.computing.stall()
+    trainer.begin()
+    if comes == "before the copies begin":
+        stalled.set()
+        runtime.computing.synchronize()
+    elif comes == "while they run":
+
+        def come() -> None:
+            stalled.set()
+            runtime.computing.synchronize()
+
+        runtime.meanwhile = come
+    begun = time.perf_counter()
+    snapshotter.before_change()
+    waited = time.perf_counter() - begun
+    stalled.set()
+    assert waited >= 2 * COPYING
+    paused = snapshotter.counts.paused - counts.paused
+    assert list(snapshotter.planning.pauses)[-1] == paused
+    copied, overlapped = snapshotter.counts.copied - counts.copied, snapshotter.counts.overlapped - counts.overlapped
+    assert copied > 0
+    if comes == "after they have ended":
+        assert paused == 0.0
+        assert overlapped == pytest.approx(copied)
+        return
+    assert overlapped == 0.0
+    if comes == "before the copies begin":
+        assert 2 * COPYING <= paused <= waited
+    else:
+        assert COPYING <= paused <= waited - COPYING
 
 
 def test_a_snapshot_is_loaded_onto_a_device_through_a_few_buffers(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from holdfast.control.faults.rank_status import parse_rank_status
 from holdfast.detectors.evidence import RankProgress
@@ -28,7 +29,7 @@ from holdfast.runtime.snapshots.device_runtime import CapturedStep
 from holdfast.runtime.telemetry.device_times import DeviceTimes
 from tests.mentions import mentions
 from tests.runtime.chaos import fault
-from tests.runtime.device_stand_in import StandIn
+from tests.runtime.device_stand_in import StandIn, StandInCommunicator
 from tests.runtime.flow_double import UNTIL, Ended, FlowDouble, Job, Workers, assert_undisturbed, undisturbed
 from tests.runtime.test_rank_status import standings
 from tests.waiting import wait_until
@@ -342,6 +343,38 @@ def test_a_graph_with_an_operation_of_a_group_is_refused_before_anything_is_star
                 assert [tensor.tolist() for tensor in sums] == [[2.0], [2.0]]
     finally:
         device_library._library.clear()
+
+
+def test_a_group_sums_after_a_batch_of_messages_was_refused(
+    pair: list[tuple[StandIn, ManagedGroup]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch is noted by torch before it asks the group: what the group refuses must not leave that note behind.
+
+    torch would go on to collect operations for the batch, and `all_reduce` would return without having done anything. The refusal is that
+    of a capture, and an error of the library.
+    """
+    (device, group), (_, other) = pair
+    cpu, sums = torch.device("cpu"), [torch.ones(2), torch.ones(2)]
+    device_library.use(device)
+    try:
+        with device.capture(), pytest.raises(CapturedStep), c10d._coalescing_manager(group, cpu, async_ops=True):
+            pytest.fail("the batch has begun")
+    finally:
+        device_library._library.clear()
+    with monkeypatch.context() as failing:
+
+        def fails(_backend: object) -> None:
+            raise RuntimeError("the library says no")
+
+        failing.setattr(StandInCommunicator, "_start_coalescing", fails)
+        with pytest.raises(RuntimeError, match="says no"), c10d._coalescing_manager(group, cpu, async_ops=True):
+            pytest.fail("the batch has begun")
+    for one, tensor in zip((group, other), sums, strict=True):
+        dist.all_reduce(tensor, group=one)
+        assert one.operations == 1
+    for library, _ in pair:
+        library.synchronize()
+    assert [one.tolist() for one in sums] == [[2.0] * 2] * 2
 
 
 # -- what needs no device -----------------------------------------------------------------------------------------------------

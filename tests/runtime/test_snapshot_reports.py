@@ -10,6 +10,7 @@ import pytest
 from holdfast.memstore.shared_memory import labels
 from holdfast.runtime.snapshots import reports
 from holdfast.runtime.snapshots.reports import SUMS, StatsReporter
+from tests.mentions import mentions
 from tests.runtime.trainer import FIRST, Trainer
 
 
@@ -61,3 +62,13 @@ def test_a_rank_that_takes_no_snapshots_reports_why() -> None:
     assert reporter.stats(None, 1) == {}
     reporter.why = "no optimizer"
     assert reporter.stats(None, 1) == {"why": "no optimizer"}
+
+
+def test_a_rank_whose_optimizer_is_not_called_reports_why_it_has_no_snapshots(tmp_path: Path) -> None:
+    """Until it is called again; the newest complete snapshot is named besides, if there is one."""
+    trainer, reporter = Trainer(tmp_path), StatsReporter()
+    trainer.to(FIRST + 2, trainer.replay)
+    said = reporter.stats(trainer.snapshotter, 1)
+    assert ("step" in said, mentions(said["why"], "optimizer.step()")) == (False, True)
+    trainer.to(FIRST + 4)
+    assert reporter.stats(trainer.snapshotter, 1).keys() == {"step", "at", "every", "size", *SUMS}

@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from holdfast.memstore import store_folders
+from holdfast.memstore import store_folders, write_requests
 from holdfast.memstore.notification import ReplicationProgress
 from holdfast.memstore.shared_memory import Snapshot, labels
+from holdfast.runtime.groups.recovery_manager import RecoveryManager
 from holdfast.runtime.snapshots.config import PendingWrite, SnapshotConfig, SnapshotPlace
 from holdfast.runtime.snapshots.copy_schedule import SnapshotLimits
 from holdfast.runtime.snapshots.restore import RestoreError, Restorer, SnapshotSource
@@ -20,7 +22,9 @@ from holdfast.runtime.snapshots.restore_planner import Fetch
 from holdfast.runtime.snapshots.snapshotter import REPORT_SKIPPED, SLOTS, Snapshotter
 from holdfast.runtime.state.training import Training
 from tests.mentions import mentions
+from tests.runtime.counting_device import CountingRuntime
 from tests.runtime.trainer import FIRST, Trainer, opened, restore, same, stored
+from tests.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +46,120 @@ def test_a_snapshot_is_the_step_it_names(tmp_path: Path) -> None:
     assert len(restore(other, tmp_path, FIRST + 2)) == 1
     assert same(other.state(), wanted)
     assert not same(trainer.state(), wanted)
+
+
+@pytest.mark.parametrize("runtime", [None, CountingRuntime], ids=["host", "device"])
+def test_a_state_that_changes_without_the_optimizers_hook_has_no_snapshots(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, runtime: type[CountingRuntime] | None
+) -> None:
+    """As by replays of a graph: nobody says when, so a copy may be of two steps. The reason is logged once; the optimizer ends it."""
+    trainer = Trainer(tmp_path, runtime=runtime() if runtime else None)
+    trainer.to(FIRST + 6, trainer.replay)
+    assert stored(tmp_path) == {}
+    (message,) = [one.message for one in caplog.records if "no snapshots in memory" in one.message]
+    assert mentions(message, "CUDA graph", "optimizer.step()", "interval: 0")
+    assert trainer.snapshotter.why in message
+    trainer.to(FIRST + 8)
+    assert sorted(stored(tmp_path)) == [FIRST + 7]
+    assert trainer.snapshotter.why == ""
+
+
+@pytest.mark.parametrize("runtime", [None, CountingRuntime], ids=["host", "device"])
+@pytest.mark.parametrize("complete", ["no", "copied", "voted"])
+def test_a_snapshot_after_which_the_state_changes_unannounced_is_discarded(
+    tmp_path: Path, runtime: type[CountingRuntime] | None, complete: str
+) -> None:
+    """Those before it stay. It may be complete by then: all was copied sooner, or the vote at the end of the step has closed it."""
+    trainer = Trainer(tmp_path, runtime=runtime() if runtime else None)
+    trainer.to(FIRST + 3)
+    for turn in range(2):
+        trainer.begin()
+        if complete == "copied" and turn == 0:
+            work = trainer.snapshotter._draft.work  # type: ignore[union-attr]
+            work.spread, work.gate = 0.0, lambda _window: 1 << 60
+            trainer.snapshotter._copier._wake.set()
+            assert trainer.idle.enter("pipeline")
+            wait_until(lambda: FIRST + 3 in stored(tmp_path), seconds=10)
+            trainer.idle.leave()
+        trainer.end(trainer.replay)
+        if complete == "voted":
+            trainer.snapshotter.finish()
+            assert (FIRST + 3 in stored(tmp_path)) == (turn == 0)
+    trainer.begin()
+    assert sorted(stored(tmp_path))[-2:] == [FIRST + 1, FIRST + 2]
+    assert (trainer.snapshotter.counts.newest, trainer.snapshotter.counts.given_up) == (FIRST + 2, 1)
+    trainer.end()
+    wanted = trainer.state()
+    trainer.begin()
+    trainer.end()
+    other = Trainer(tmp_path / "none")
+    restore(other, tmp_path, FIRST + 6)
+    assert same(other.state(), wanted)
+
+
+def test_the_vote_announces_the_change_of_an_optimizer_whose_class_calls_no_hooks(tmp_path: Path) -> None:
+    """With managed groups the optimizer's step waits for the vote, whatever its class is."""
+    trainer = Trainer(tmp_path)
+    votes: list[int] = []
+
+    def may_apply() -> bool:
+        trainer.snapshotter.finish()
+        votes.append(trainer.step)
+        return True
+
+    def apply() -> None:
+        trainer.replay()
+
+    vars(apply)["_wrapped_by_lr_sched"] = True
+    trainer.optimizer.step = apply  # type: ignore[method-assign, assignment]
+    recovery: Any = SimpleNamespace(may_apply=may_apply, snapshotter=trainer.snapshotter)
+    RecoveryManager._guard(recovery, trainer.optimizer)
+    trainer.to(FIRST + 3)
+    assert votes == list(range(FIRST + 3))
+    assert sorted(stored(tmp_path)) == [FIRST, FIRST + 1, FIRST + 2]
+    assert trainer.snapshotter.why == ""
+
+
+@pytest.mark.parametrize("runtime", [None, CountingRuntime], ids=["host", "device"])
+@pytest.mark.parametrize("window", [False, True])
+def test_steps_that_change_nothing_neither_end_snapshots_nor_tear_one(
+    tmp_path: Path, runtime: type[CountingRuntime] | None, *, window: bool
+) -> None:
+    """Gradients are accumulated over three steps, or a scaler skips some. A snapshot has until the optimizer's next step."""
+    trainer = Trainer(tmp_path, runtime=runtime() if runtime else None)
+    wanted: dict[int, Any] = {}
+    while trainer.step < 18:
+        if trainer.step % 3 == 0:
+            wanted[trainer.step] = trainer.state()
+        trainer.begin()
+        if window and trainer.idle.enter("pipeline"):
+            trainer.idle.leave()
+        trainer.end(None if trainer.step % 3 == 2 else int)
+        if trainer.step > FIRST + 1:
+            assert trainer.snapshotter.why == ""
+    found = sorted(stored(tmp_path))
+    assert found == [9, 12, 15]
+    for step in found:
+        other = Trainer(tmp_path / "none")
+        restore(other, tmp_path, step)
+        assert same(other.state(), wanted[step])
+
+
+def test_a_checkpoint_of_a_step_that_changed_nothing_is_written_all_the_same(tmp_path: Path) -> None:
+    """The snapshot before is completed first: both are of the same parameters, and differ in their position."""
+    trainer = Trainer(tmp_path)
+    trainer.to(FIRST + 2)
+    trainer.begin()
+    trainer.end(int)
+    trainer.snapshotter.request_write(PendingWrite(step=FIRST + 3, directory=tmp_path / "c", keep=2, loss=None, paused=0.0))
+    wanted = trainer.state()
+    trainer.begin()
+    trainer.end()
+    assert sorted(stored(tmp_path)) == [FIRST + 1, FIRST + 2, FIRST + 3]
+    assert len(write_requests.pending(tmp_path)) == 1
+    other = Trainer(tmp_path / "none")
+    restore(other, tmp_path, FIRST + 3)
+    assert same(other.state(), wanted)
 
 
 def test_three_slots_take_turns_and_keep_the_newest_two(tmp_path: Path) -> None:

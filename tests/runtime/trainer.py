@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,21 +79,26 @@ class Trainer:
             buffers = {f"model.{name}": one.detach().clone() for name, one in self.net.named_buffers()}
             self.snapshotter.take(self.step, self.training.rank_state(), buffers)
 
-    def end(self) -> None:
-        """Do all of the step that was begun."""
+    def end(self, apply: Callable[[], object] | None = None) -> None:
+        """Do all of the step that was begun; *apply*: what is called in place of the optimizer's step."""
         self.net(torch.randn(8, 3, 8, 8, device=self.device)).square().mean().backward()
-        self.optimizer.step()
+        (apply or self.optimizer.step)()
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # or the scheduler warns
         self.optimizer.zero_grad()
         self.scheduler.step()
         self.extra["seen"] += 1
         self.extra["mean"] += 1
         self.step += 1
 
-    def to(self, step: int) -> None:
-        """Train up to *step*."""
+    def replay(self) -> None:
+        """Apply a step without the hooks that torch calls around it, as the replay of a graph does."""
+        type(self.optimizer).step.__wrapped__(self.optimizer)  # type: ignore[attr-defined]
+
+    def to(self, step: int, apply: Callable[[], object] | None = None) -> None:
+        """Train up to *step*; *apply*: what is called in place of the optimizer's step."""
         while self.step < step:
             self.begin()
-            self.end()
+            self.end(apply)
 
     def state(self) -> dict[str, Any]:
         """Return a copy of everything."""

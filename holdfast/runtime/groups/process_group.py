@@ -545,7 +545,18 @@ class ManagedGroup(dist.ProcessGroup):
         return inner is not None and inner.library is not None and inner.library.tensors == device.type
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """Give the operations that this thread starts from now on to the library, which starts them all at `_end_coalescing`."""
+        """Give the operations that this thread starts from now on to the library, which starts them all at `_end_coalescing`.
+
+        torch has noted by now that a batch has begun, and forgets it only at its end. Where none begins, that is undone here: else later
+        collectives of this group would be collected for it, and never start.
+        """
+        try:
+            self._begin_batch(device)
+        except BaseException:
+            c10d._world.pg_coalesce_state.pop(self, None)  # noqa: SLF001 (torch has no call for it)
+            raise
+
+    def _begin_batch(self, device: torch.device) -> None:
         device_library.refuse_capture(f"a batch of messages of group '{self.group_name}'", USE_ENDED_COMMUNICATORS)
         inner, thread = self._inner, threading.get_ident()
         if self.dry_run is not None or self.is_broken or self.transaction.lost:
@@ -553,7 +564,7 @@ class ManagedGroup(dist.ProcessGroup):
             return
         if inner is None:
             self._ready.wait()
-            self._start_coalescing(device)
+            self._begin_batch(device)
             return
         backend = inner.backend(inner.name_for(device.type))
         if inner.library is None:

@@ -170,7 +170,11 @@ class RecoveryManager:
         apply, recovery = optimizer.step, self
 
         def step(_self: Optimizer, *args: Any, **more: Any) -> Any:  # noqa: ANN401 (the optimizer's own)
-            return apply(*args, **more) if recovery.may_apply() else None
+            if not recovery.may_apply():
+                return None
+            if recovery.snapshotter is not None:
+                recovery.snapshotter.before_change()  # also for an optimizer whose class does not call torch's hooks
+            return apply(*args, **more)
 
         if hasattr(apply, "_wrapped_by_lr_sched"):
             step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # noqa: SLF001 (or the scheduler complains)

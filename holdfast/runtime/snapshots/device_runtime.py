@@ -34,7 +34,7 @@ class CapturedStep(RuntimeError):
 
 
 class CopyEvent(Protocol):
-    """A point in the stream of copies."""
+    """A point in the stream of copies, or in that of training."""
 
     def query(self) -> bool:
         """Return whether everything before it has been done."""
@@ -68,6 +68,10 @@ class DeviceRuntime(Protocol):
 
     def record(self) -> CopyEvent:
         """Return the current end of the stream of copies."""
+        ...
+
+    def record_training(self) -> CopyEvent:
+        """Return the end of what training has launched so far, on the current stream of the calling thread."""
         ...
 
     def to_host(self, target: Tensor, source: Tensor) -> None:
@@ -145,6 +149,11 @@ class CudaRuntime:
         """Return the end of that stream."""
         with torch.cuda.device(self.device):
             return _CudaEvent(self._stream)
+
+    def record_training(self) -> CopyEvent:
+        """Return the end of the current stream of the calling thread."""
+        with torch.cuda.device(self.device):
+            return _CudaEvent(torch.cuda.current_stream(self.device))
 
     def to_host(self, target: Tensor, source: Tensor) -> None:
         """Copy to pinned memory."""

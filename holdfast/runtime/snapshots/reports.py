@@ -47,6 +47,7 @@ class StatsReporter:
         if self._is_due():
             found |= {"every": snapshotter.every, "size": counts.size}
             found |= {name: max(0, getattr(counts, name) - getattr(self._opening, name)) for name in SUMS}
+            found |= {"why": snapshotter.why} if snapshotter.why else {}
         return found
 
     def _is_due(self) -> bool:

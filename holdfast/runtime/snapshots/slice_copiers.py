@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -78,6 +79,14 @@ class SliceCopier(Protocol):
         """Have training change the state only after the copies that are under way."""
         ...
 
+    def begin_pause(self) -> None:
+        """Note that training has come to the next change of the state."""
+        ...
+
+    def pause(self) -> float:
+        """Return the seconds for which the change has been held up since `begin_pause`."""
+        ...
+
     def is_capturing(self) -> bool:
         """Return whether the calling thread captures a CUDA graph."""
         ...
@@ -90,6 +99,7 @@ class HostCopier:
 
     def __init__(self) -> None:
         self._arrived: list[tuple[Task, int]] = []
+        self._paused_at = 0.0
 
     def submit(self, tasks: Sequence[Task], target: Tensor) -> None:
         """Copy at once."""
@@ -122,6 +132,14 @@ class HostCopier:
 
     def hold_training(self) -> None:
         """Do nothing: no copy is under way."""
+
+    def begin_pause(self) -> None:
+        """Note the time."""
+        self._paused_at = time.perf_counter()
+
+    def pause(self) -> float:
+        """Return the time since."""
+        return time.perf_counter() - self._paused_at
 
     def is_capturing(self) -> bool:
         """Return False."""
@@ -157,6 +175,8 @@ class DeviceCopier:
         """Address and size of the memory that is registered."""
         self._warned = False
         self._seconds = 0.0
+        self._training: tuple[CopyEvent, float] | None = None
+        """The end of what training had launched, and the time, when `begin_pause` was called."""
 
     @property
     def in_flight(self) -> bool:
@@ -233,6 +253,20 @@ class DeviceCopier:
     def hold_training(self) -> None:
         """Have training wait for what was launched."""
         self._runtime.hold_training()
+
+    def begin_pause(self) -> None:
+        """Note what the device has to do before the change: the host may be far ahead of it."""
+        self._training = self._runtime.record_training(), time.perf_counter()
+
+    def pause(self) -> float:
+        """Return the time for which the device has had nothing to do for training; 0 while it has not come to the change."""
+        assert self._training is not None
+        came, begun = self._training
+        if not came.query():
+            return 0.0
+        now = self._runtime.record()
+        now.synchronize()
+        return min(time.perf_counter() - begun, max(0.0, came.milliseconds_until(now) / 1e3))
 
     def is_capturing(self) -> bool:
         """Ask the runtime."""

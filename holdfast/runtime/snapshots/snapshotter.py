@@ -7,13 +7,17 @@ A rank completes its snapshot of step k before it votes for step k + 1. So if an
 fault costs at most one step. (Without a vote, a rank completes it before it applies the step: a fault may cost one more.) Three slots take
 turns: the one being written and the newest two complete ones. So even without a vote all ranks have one step in common: a rank that
 overwrites step k - 2 has received something from all others since they applied step k - 1.
+
+The optimizers announce each change of the state, by torch's hook. A process takes no snapshot before they have done so once. If the state
+changes without it, the newest snapshot may have been copied meanwhile: it is discarded, and no other one is taken before the next hook.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
@@ -33,11 +37,14 @@ from holdfast.runtime.snapshots.device_runtime import CapturedStep, DeviceRuntim
 from holdfast.runtime.snapshots.measurements import RunDelay, StepMeasurements
 from holdfast.runtime.snapshots.overhead import is_control
 from holdfast.runtime.snapshots.slice_copiers import Task
+from holdfast.runtime.snapshots.state_sample import StateSample
 from holdfast.runtime.state.state_layout import StateLayout
 from holdfast.runtime.state.tensors import bytes_of, local_of
 from holdfast.runtime.state.training import Training
 from holdfast.runtime.telemetry.wait_windows import WaitWindows, process_waits
 from holdfast.tensor_layout import contiguous
+
+_log = logging.getLogger("holdfast.runtime")
 
 SLOTS: Final = 3
 """Files of a rank; there is one more while one of them is being written to disk."""
@@ -49,6 +56,12 @@ NOTICEABLE: Final = 3e-4
 """Seconds; a rank that waits this long for the others' votes was not the last to vote."""
 MAX_OPERATIONS: Final = 2000
 """Operations of a step that are kept."""
+UNANNOUNCED: Final = (
+    "the training state changed without a call of the session's `optimizer.step()`, before which a snapshot must be complete. Replays of a "
+    "CUDA graph with the optimizer in it do so: call the optimizer outside of the graph; or turn snapshots off "
+    "(`checkpoint: {memory: {interval: 0}}`)"
+)
+"""Why no snapshots are taken where nobody says when the state changes."""
 
 Readiness = Literal["ready", "busy", "unable"]
 
@@ -126,13 +139,21 @@ class Snapshotter:
         self.spans: list[tuple[float, float, bool]] = []
         """Periods of copying the newest snapshot: begin, end (`time.perf_counter`), and whether training waited."""
         self._tail = 0.0
-        """Seconds of the training thread to complete the newest snapshot."""
+        """Seconds for which the newest snapshot held up training when the state was about to change."""
         self._tail_copied = 0.0
         """Seconds of copying in them."""
         self.enabled = True
         """Benchmarks turn it off for single steps."""
+        self._announced = False
+        """The newest change of the state was announced by an optimizer."""
+        self._sample: StateSample | None = None
+        """Some of the state as it must be until the next change is announced; None where nothing depends on that."""
+        self._flats: list[Tensor] = []
+        """The memory of the layout's tensors."""
+        self.why = ""
+        """Why it takes no snapshots now."""
         for optimizer in training.optimizers:
-            optimizer.register_step_pre_hook(lambda *_: self._before_change())
+            optimizer.register_step_pre_hook(lambda *_: self.before_change())
 
     def close(self) -> None:
         """Take no more snapshots; complete ones stay."""
@@ -210,7 +231,7 @@ class Snapshotter:
     # -- a step ---------------------------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """Record the step before: its length, its windows, and what a snapshot cost."""
+        """Record the step before: its length, its windows, and what a snapshot cost. Look whether the state has changed unannounced."""
         began = self._waits.step_began
         took, windows, operations = self._waits.begin_step()
         self.counts.steps += 1
@@ -230,13 +251,52 @@ class Snapshotter:
             operations = operations[:MAX_OPERATIONS]
             self.newest = StepTrace(began=time.time() - took, took=took, windows=windows, operations=operations, copies=copies)
         self._step = _Step(spent=self.counts.paused + self.counts.prepared, used=used)
+        self._look_for_change()
+
+    def _look_for_change(self) -> None:
+        """Discard the newest snapshot if the state has changed and no optimizer has announced it: it may be torn.
+
+        A step may well change nothing: an accumulation of gradients goes on, or a scaler of gradients skips it.
+        """
+        if self._copier.slices.is_capturing():  # what is launched now does not run
+            return
+        sample = self._sample
+        if sample is not None and sample.has_changed():
+            self.counts.given_up += sample.moment is not None
+            self.give_up()
+            self._announced = False
+            self._withdraw(sample.moment)
+            if not self.why:
+                _log.warning("no snapshots in memory: %s", UNANNOUNCED)
+            self.why = UNANNOUNCED
+        elif sample is None and not self._announced and not self.why and self.counts.steps > 1:  # the first step's begin restores
+            self._sample = StateSample.of(self._state_tensors())
+
+    def _state_tensors(self) -> Iterator[Tensor]:
+        yield from self._training.model.parameters()
+        for optimizer in self._training.optimizers:
+            yield from (one for state in optimizer.state.values() for one in state.values() if isinstance(one, Tensor))
+
+    def _withdraw(self, moment: tuple[int, int] | None) -> None:
+        """Discard the complete snapshot of *moment*, step and lineage, if there is one."""
+        number = next((number for number, sealed in self._sealed.items() if sealed == moment), None)
+        if number is None:
+            return
+        del self._sealed[number]
+        write_requests.drop(self._slots[number].path)
+        self._slots[number].discard()
+        labels, own = shared_memory.labels(self._config.memstore), {slot.path for slot in self._slots}
+        newest = max((label for path, label in labels.items() if path in own), key=lambda label: label.moment, default=None)
+        self.counts.newest, self.counts.newest_at = (None, None) if newest is None else (newest.step, newest.time)
 
     def due(self, step: int) -> bool:
         """Return whether a snapshot of the state after *step* is to be taken now."""
         requested = self._write is not None and self._write.step == step
         skipped = step % self.every or is_control(step, self.every, self.control)
-        if self._place is None or not self.enabled or (skipped and not requested) or step < self._first:
+        if not self._can_take(step) or (skipped and not requested):
             return False
+        if self._draft is not None and not requested and not self._copier.slices.is_capturing():  # which `take` refuses
+            return False  # no optimizer has stepped since: the state is the same, and is being copied
         if (step, self.lineage) in self._sealed.values():  # an attempt that was rejected begins the same step again
             return False
         if self.replicas_behind and not requested:
@@ -264,14 +324,13 @@ class Snapshotter:
         there = notification.replicated(self._config.memstore, self._place.rank)
         return there is not None and there < newest[0]
 
-    @property
-    def _first(self) -> int:
-        return max(self._not_before, copy_schedule.PROFILE)
+    def _can_take(self, step: int) -> bool:
+        return self._place is not None and self.enabled and self._announced and step >= max(self._not_before, copy_schedule.PROFILE)
 
     def readiness(self, step: int) -> Readiness:
         """Return whether the snapshot of *step* could be written to disk; ``busy`` while the one before is being written."""
         served = self._config.has_writer and link().attached and not write_requests.is_closed(self._config.memstore)
-        if not served or self._place is None or not self.enabled or step < self._first:
+        if not served or not self._can_take(step):
             return "unable"
         if any(write_requests.is_pending(slot.path) for slot in self._slots):
             return "busy"
@@ -298,6 +357,7 @@ class Snapshotter:
         """
         if self._copier.slices.is_capturing():
             raise CapturedStep("the beginning of a step")
+        self.finish()  # of an earlier step, after which the state has not changed
         begin, place, self._step.copied = time.perf_counter(), self._place, True
         assert place is not None
         tasks = self._make_tasks(place)
@@ -321,6 +381,7 @@ class Snapshotter:
         plan = self.planning.plan_for([task.size for task in tasks])
         work = CopyWork(tasks, self._open_target, self._on_progress, self._on_end, gate=plan.gate, spread=plan.spread)
         self._draft = _Draft(label, self._entries, blobs, work, write if write is not None and write.step == step else None)
+        self._sample = StateSample(self._flats, label.moment)
         self._copier.begin(work)
         self.counts.prepared += time.perf_counter() - begin
 
@@ -329,7 +390,7 @@ class Snapshotter:
         if self._layout is not None and self._layout.fits():
             return self._tasks
         self._layout = StateLayout(self._training)
-        flats = [bytes_of(one) for one in self._layout.tensors.values()]
+        flats = self._flats = [bytes_of(one) for one in self._layout.tensors.values()]
         self._entries = []
         for (key, one), data in zip(self._layout.tensors.items(), flats, strict=True):
             local = local_of(one)
@@ -344,25 +405,26 @@ class Snapshotter:
             offset += size
         return self._tasks
 
-    def _before_change(self) -> None:
-        """Complete the current snapshot before the optimizer's step; raise `CapturedStep` where the step does not run now.
+    def before_change(self) -> None:
+        """Complete the current snapshot before an optimizer's step; raise `CapturedStep` where the step does not run now.
 
         In a captured step this would run once, and never at a replay: the copies of later snapshots would be torn, with right checksums.
         """
         if self._copier.slices.is_capturing():
             raise CapturedStep("`optimizer.step()`")
         self.finish()
+        self._announced, self._sample, self.why = True, None, ""
 
     def finish(self) -> None:
         """Complete the current snapshot: the state is about to change."""
         draft = self._draft
         if draft is None:
             return
-        begin = time.perf_counter()
         limits = self._config.limits
         seconds = limits.pause if limits.policy == "pause" else None
+        self._copier.slices.begin_pause()
         complete = self._copier.finish(seconds if draft.write is None else None)
-        self._tail, self._tail_copied = time.perf_counter() - begin, draft.work.tail
+        self._tail, self._tail_copied = self._copier.slices.pause(), draft.work.tail
         self.counts.paused += self._tail
         self._draft = None
         if not complete:
@@ -370,6 +432,8 @@ class Snapshotter:
             self._discard(draft)
             return
         self._account(draft.work)
+        if not self._tail:
+            self._count_as_overlapped()
         self.planning.pauses.append(self._tail)
         if draft.write is not None:
             self._write_to_disk(draft, draft.write)
@@ -404,13 +468,17 @@ class Snapshotter:
         if self._tail and seconds >= NOTICEABLE:
             self.counts.paused -= self._tail
             self.planning.pauses[-1] = 0.0
-            self.counts.overlapped += self._tail_copied
-            self.spans = [(begin, end, True) for begin, end, _ in self.spans]
+            self._count_as_overlapped()
         self._tail = 0.0
+
+    def _count_as_overlapped(self) -> None:
+        """Count the last copies of the newest snapshot as those that were made while training waited, or computed: they held up nothing."""
+        self.counts.overlapped += self._tail_copied
+        self.spans = [(begin, end, True) for begin, end, _ in self.spans]
 
     def give_up(self) -> None:
         """Give up the current snapshot: the state is about to be replaced."""
-        draft, self._draft = self._draft, None
+        draft, self._draft, self._sample = self._draft, None, None
         if draft is not None:
             self._copier.give_up()
             if draft.work.done:
