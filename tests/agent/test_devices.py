@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -193,7 +194,8 @@ def test_an_agent_starts_no_hot_spare_on_the_gpu_of_a_rank(
 ) -> None:
     """However the agent's own environment shows the GPUs: the command names only the local rank. A hot spare becomes a rank like others."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    new_node.begin("--root", str(root), **({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}))
+    shown: dict[str, Any] = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    new_node.begin("--root", str(root), **shown)
     gpus = [str(root / f"dev/nvidia{minor}") for minor in (0, 1)]
 
     def place(rank: int, local_rank: int, **more: str) -> dict[str, str]:

@@ -220,7 +220,7 @@ def test_a_measured_value_is_reported_though_a_line_of_its_kind_was() -> None:
 
 def test_reports_that_were_not_sent_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     """The log of the monitor has their number once they are over."""
-    deduplicator = Deduplicator("n0", [].append)
+    deduplicator = Deduplicator("n0", list[Message]().append)
     with caplog.at_level(logging.INFO, "holdfast.agent.monitor"):
         for number in range(41):
             deduplicator.happened(seen(), "kernel log", 5.0, now=number / 10)

@@ -248,7 +248,7 @@ def test_find_explain_and_ls_say_the_same_of_every_kind(holdfast: Command, tmp_p
     catalogue = {one["id"]: one for one in json.loads(holdfast("faults", "ls", "--json").stdout)}
     log = tmp_path / "kinds.log"
     log.write_text("\n".join(signature_line(kind) for kind in CATALOGUE.values()) + "\n")
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for line in holdfast("faults", "find", str(log), "--json").stdout.splitlines():
         if (one := json.loads(line))["kind"] is not None:
             found.setdefault(one["kind"], one)

@@ -136,7 +136,7 @@ def test_replicas_that_are_behind_on_many_nodes_are_one_event(recorded: Recorded
 
 def test_a_problem_with_a_checkpoint_is_recorded_once_by_all_controllers(recorded: Recorded) -> None:
     """Agents send the next controller again what the last one may not have written."""
-    problem = {"node": "a", "kind": "checkpoint-backlog", "why": "late", "step": 30}
+    problem: dict[str, Any] = {"node": "a", "kind": "checkpoint-backlog", "why": "late", "step": 30}
     recorded.receives("storage-error", path="/ckpt/30", **problem)
     assert recorded.recorder.flush(60.0)
     rows = queries.checkpoints(recorded.history, recorded.job.id)

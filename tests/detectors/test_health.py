@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -95,6 +96,7 @@ def test_of_the_lines_of_one_kind_the_one_that_proves_it_is_reported() -> None:
         "nvidia-nvswitch0: SXid (PCI:0000:c5:00.0): 20034, Non-fatal, Link 32 LTSSM Fault Up",
     )
     lines = tuple(KernelLine(sequence=number, microseconds=number, level=3, text=text) for number, text in enumerate(texts))
-    (fault,) = judge(NodeReading(node="n0", at=60.0, **{**dict.fromkeys(PARTS, DARK), "kernel": KernelReading(lines=lines)}))
+    parts: dict[str, Any] = {**dict.fromkeys(PARTS, DARK), "kernel": KernelReading(lines=lines)}
+    (fault,) = judge(NodeReading(node="n0", at=60.0, **parts))
     assert fault.quote == texts[1]
     assert fault.is_proven

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,7 +113,7 @@ def test_an_xid_is_named_by_its_code(code: int, kind: str) -> None:
 @pytest.mark.parametrize(("code", "proven"), [(46, False), (74, False), (110, False), (171, False), (79, True), (95, True), (48, True)])
 def test_a_number_without_its_line_proves_what_any_line_with_that_number_does(code: int, *, proven: bool) -> None:
     """Where the line decides, NVML's event is shown: the line in the kernel log is no second signal, a lost peer is one."""
-    at = {"node": "n0", "at": 5.0}
+    at: dict[str, Any] = {"node": "n0", "at": 5.0}
     (fault,) = see([XidEvent(**at, xid=Xid(code=code, bus="0000:28:00.0"))], HangLimits())
     assert fault.is_proven == proven
     assert (CATALOGUE_ACTIONS.of(fault) in TAKES_NODE_OUT) == proven
