@@ -142,15 +142,23 @@ def test_a_stopped_controller_sends_no_command_once_a_standby_runs(stage: Stage,
 
 
 STANDS_STILL = """\
-import os, signal
+import os, subprocess, sys
 from pathlib import Path
 from holdfast.agent.node.directory import AgentDirectory
 
+STOP = '''
+import os, signal, sqlite3, sys
+history = sqlite3.connect(sys.argv[1], timeout=60, isolation_level=None)
+history.execute("BEGIN IMMEDIATE")  # who stands still with a lock of the history lets nobody take over
+os.kill(os.getppid(), signal.SIGSTOP)
+history.execute("ROLLBACK")
+'''
+
 def fence(self, *words, _fence=AgentDirectory.fence):
-    flag = Path(os.environ["HOLDFAST_HOME"], "stood-still")
-    if words and not flag.exists():  # of a job, the first time
-        flag.touch()
-        os.kill(os.getpid(), signal.SIGSTOP)
+    home = Path(os.environ["HOLDFAST_HOME"])
+    if words and not (home / "stood-still").exists():  # of a job, the first time
+        (home / "stood-still").touch()
+        subprocess.run([sys.executable, "-I", "-c", STOP, str(home / "history.db")], check=True)
     return _fence(self, *words)
 
 AgentDirectory.fence = fence
