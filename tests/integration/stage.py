@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -18,7 +20,7 @@ from holdfast.accounting.replay import replay
 from holdfast.cli.watch import request_stop
 from holdfast.cluster.local import LocalNodes
 from holdfast.history import History, Incident, Job, queries
-from holdfast.host.process import NODE_MARK, mark_of, marked
+from holdfast.host.process import NODE_MARK, mark_of, marked, state_of
 from holdfast.memstore import store_folders
 from holdfast.spec.job import is_policy_file
 from holdfast.testing.chaos import Chaos
@@ -28,6 +30,15 @@ from tests.waiting import wait_until
 PACED = Path(__file__).with_name("paced.py")
 BOOTED = "Nov 21 09:00:00 n0 kernel: Linux version 6.8.0\n"
 """What a kernel's log has before a test writes to it."""
+
+
+def stop_without_lock(database: Path, process: int) -> None:
+    """Stop *process* by SIGSTOP at a moment when it holds no lock of the history in *database*: with one nobody else could write there."""
+    with closing(sqlite3.connect(database, timeout=60, isolation_level=None)) as history:
+        history.execute("BEGIN IMMEDIATE")
+        os.kill(process, signal.SIGSTOP)
+        wait_until(lambda: state_of(process) == "T", seconds=60)
+        history.execute("ROLLBACK")
 
 
 @dataclass

@@ -26,7 +26,7 @@ from holdfast.testing.orphans import leftovers
 from tests.integration.conftest import START_SECONDS, PrefectServer, answers
 from tests.integration.flow_server import Flows
 from tests.integration.prefect_api import ask
-from tests.integration.stage import PACED, Stage
+from tests.integration.stage import PACED, Stage, stop_without_lock
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -274,7 +274,7 @@ def test_a_suspension_that_runs_out_keeps_the_job_which_the_next_run_continues(d
     run = desk.submits("run-out")
     before = run.job.id
     process = _lease(desk, run).pid
-    os.kill(process, signal.SIGSTOP)
+    stop_without_lock(desk.server.home / "history.db", process)
     try:
         run.suspends(seconds=1.0)
         run.reaches("FAILED")

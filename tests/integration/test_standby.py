@@ -19,7 +19,7 @@ from holdfast.host.process import state_of
 from tests.history.conftest import postgres  # noqa: F401 (a fixture)
 from tests.history.postgres_server import PostgresServer
 from tests.integration.conftest import PrefectServer
-from tests.integration.stage import Play, Stage
+from tests.integration.stage import Play, Stage, stop_without_lock
 from tests.mentions import one_line_mentions
 from tests.waiting import wait_until
 
@@ -126,7 +126,7 @@ def test_a_stopped_controller_sends_no_command_once_a_standby_runs(stage: Stage,
     play = stage.play("woken", args=ENDLESS, **TWO)
     play.steps_to(5)
     standby = stands_by(elsewhere, play)
-    os.kill(play.process.pid, signal.SIGSTOP)
+    stop_without_lock(stage.home / "history.db", play.process.pid)
     os.kill(play.pids()[1], signal.SIGKILL)
     wait_until(lambda: has_taken_over(play), seconds=60, explain=standby.log)
     wait_until(lambda: [one for one in standby.incidents() if one.closed_at], seconds=60, explain=standby.log)
@@ -151,6 +151,8 @@ import os, signal, sqlite3, sys
 history = sqlite3.connect(sys.argv[1], timeout=60, isolation_level=None)
 history.execute("BEGIN IMMEDIATE")  # who stands still with a lock of the history lets nobody take over
 os.kill(os.getppid(), signal.SIGSTOP)
+while open(f"/proc/{os.getppid()}/stat").read().rpartition(")")[2].split()[0] != "T":
+    pass
 history.execute("ROLLBACK")
 '''
 
