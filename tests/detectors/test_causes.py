@@ -119,6 +119,18 @@ def test_a_hang_is_not_blamed_on_a_checkpoint_that_could_not_be_written(full: st
     assert diagnose([trouble, ended, stuck]).root.kind != hang
 
 
+@pytest.mark.parametrize("trouble", ["nvme-reset", "link-down", "gpu-xid-nvlink-fatal", "soft-lockup", "cpu-hot"])
+def test_which_collectives_ranks_enter_is_no_devices_doing(trouble: str) -> None:
+    """What devices report in the same minute explains a hang, and not that a rank came to another collective than the others."""
+    line = a_fault(trouble, at=0.0, source="kernel log on n0")
+    for kind in ("collective-mismatch", "collective-deadlock"):
+        apart = a_fault(kind, node=None, at=2.0)
+        assert explained(line, apart) == 0.0
+        assert diagnose([line, apart]).root.kind == kind
+        raised = a_fault("worker-exception", rank=1, at=1.0)
+        assert explained(raised, apart) > 0.5, "its handler may enter another one"
+
+
 def test_an_order_that_only_differing_clocks_explain_counts_for_less() -> None:
     """Five seconds are within what clocks of nodes differ by, ten are not."""
     first = a_fault("worker-sigkill", at=10.0)
