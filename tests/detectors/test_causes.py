@@ -131,6 +131,18 @@ def test_which_collectives_ranks_enter_is_no_devices_doing(trouble: str) -> None
         assert explained(raised, apart) > 0.5, "its handler may enter another one"
 
 
+def test_a_stuck_kernel_ends_no_process_and_a_disk_cuts_no_connection() -> None:
+    """What ends or is cut has another cause; a hang may have this one."""
+    stuck, disk = a_fault("soft-lockup", source="kernel log on n0"), a_fault("nvme-reset", source="kernel log on n0")
+    hang, agent, lost = a_fault("job-hang", at=5.0), a_fault("agent-lost", at=5.0), a_fault("worker-peer-lost", rank=1, at=5.0)
+    assert explained(stuck, hang) > 0.5 < explained(disk, hang)
+    assert explained(stuck, agent) == explained(stuck, a_fault("worker-sigkill", rank=0, at=5.0)) == 0.0
+    assert explained(disk, lost) == 0.0
+    assert explained(a_fault("worker-storage-failed", rank=0, at=4.0), lost) > 0.5
+    assert diagnose([stuck, agent]).root.kind == "agent-lost"
+    assert diagnose([disk, lost]).root.kind == "worker-peer-lost"
+
+
 def test_an_order_that_only_differing_clocks_explain_counts_for_less() -> None:
     """Five seconds are within what clocks of nodes differ by, ten are not."""
     first = a_fault("worker-sigkill", at=10.0)
