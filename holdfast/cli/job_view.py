@@ -29,7 +29,7 @@ from holdfast.history.models import (
     Snapshots,
     StepRecord,
 )
-from holdfast.history.saves import failed_save, newest_complete
+from holdfast.history.saves import failed_save, lost_end, newest_complete
 from holdfast.history.store import History
 from holdfast.report import memory
 from holdfast.report.text.wording import NOTHING, count, duration, listing, on_target, per_second, plural, ranks
@@ -41,7 +41,6 @@ WARNINGS: Final = (
     "copies-differ",
 )  # fmt: skip
 """FaultRecord kinds that training continues through and that concern the training itself."""
-"""FaultRecord kinds of checkpoints that could not be written."""
 FIRST_STEPS: Final = 5.0
 """Seconds within which the steps of a job that has just begun to run reach the history."""
 SIZE_UNITS: Final[tuple[Literal["tokens"], Literal["samples"]]] = ("tokens", "samples")
@@ -307,9 +306,8 @@ class JobView:
 
     @property
     def lost_end(self) -> bool:
-        """Return whether the job has ended and the state after its last step is lost, as saves failed and none succeeded since."""
-        saved, step = self.checkpoint, self.step
-        return self.ended and self.failed_save is not None and step is not None and (saved is None or (saved.step or 0) < step.step)
+        """Return whether the job has ended and the state after its last step is lost."""
+        return self.ended and lost_end(self.checkpoint, self.failed_save, self.step)
 
     @property
     def not_saved(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from holdfast.history.models import Checkpoint
+from holdfast.history.models import Checkpoint, StepRecord
 
 NOT_WRITTEN: Final = frozenset({"checkpoint-disk-full", "checkpoint-read-only", "checkpoint-write-failed"})
 """Problems of a checkpoint that was not written."""
@@ -28,10 +28,9 @@ def failed_save(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
     return failed
 
 
-def lost_end(checkpoints: Sequence[Checkpoint], last_step: int | None) -> bool:
-    """Return whether the state after *last_step* of a job that has ended is lost, as saves failed and none succeeded since.
+def lost_end(saved: Checkpoint | None, failed: Checkpoint | None, last: StepRecord | None) -> bool:
+    """Return whether the state after a job's *last* step is lost: a save has *failed*, and the newest one *saved* is of an earlier step.
 
-    A problem that stays is reported once, so the failed save on record may be of an earlier step.
+    A problem that stays is reported once, so the failed save on record may be of an earlier step too.
     """
-    saved = newest_complete(checkpoints)
-    return failed_save(checkpoints) is not None and last_step is not None and (saved is None or (saved.step or 0) < last_step)
+    return failed is not None and last is not None and (saved is None or (saved.step or 0) < last.step)

@@ -22,7 +22,7 @@ from holdfast.control.supervisor.detach import has_left, present, sigusr1_blocke
 from holdfast.errors import HistoryError, HoldfastError, LeaseLost, OperatorError
 from holdfast.history import History, queries
 from holdfast.history.errors import is_transient
-from holdfast.history.saves import lost_end
+from holdfast.history.saves import failed_save, lost_end, newest_complete
 from holdfast.log import line
 from holdfast.prefect import server
 from holdfast.prefect.output import prepare_output
@@ -108,8 +108,8 @@ def _exit_status(job: str) -> int:
     try:
         with closing(History.open()) as history:
             row = queries.newest_job(history, job)
-            step = queries.last_step(history, row.id)
-            lost = lost_end(queries.checkpoints(history, row.id), step.step if step is not None else None)
+            checkpoints = queries.checkpoints(history, row.id)
+            lost = lost_end(newest_complete(checkpoints), failed_save(checkpoints), queries.last_step(history, row.id))
             return exit_codes.status_of(queries.state_of(history, row.id), lost_end=lost)
     except OperatorError as error:
         print(f"holdfast: {error}", file=sys.stderr)  # noqa: T201
