@@ -66,8 +66,8 @@ Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
 
 
 @contextmanager
-def ras(text: str, *, ends: bool = True) -> Iterator[str]:
-    """Give the address of a RAS that answers with *text*, and ends the connection then as NCCL does, or not."""
+def ras(text: str, *, ends: bool = True, may_answer: threading.Event | None = None) -> Iterator[str]:
+    """Give the address of a RAS that answers with *text* once it *may_answer*, and ends the connection then as NCCL does, or not."""
     over = threading.Event()
 
     def serve() -> None:
@@ -80,6 +80,8 @@ def ras(text: str, *, ends: bool = True) -> Iterator[str]:
                     assert commands.readline().startswith(b"TIMEOUT ")
                     sock.sendall(b"OK\n")
                     assert commands.readline() == b"VERBOSE STATUS\n"
+                    if may_answer is not None:
+                        may_answer.wait(60)
                     sock.sendall(text.encode())
                     if not ends:
                         over.wait(60)
@@ -115,9 +117,11 @@ def test_ras_is_asked_as_nccls_own_client_asks_it_and_not_for_ever() -> None:
 
 def test_a_query_returns_at_once_and_has_the_answer_at_the_next() -> None:
     """The thread that answers the controller must not wait for NCCL."""
-    with ras(ONE_BEHIND) as address:
+    may_answer = threading.Event()
+    with ras(ONE_BEHIND, may_answer=may_answer) as address:
         query = RasQuery({"NCCL_RAS_ADDR": address})
         assert query.poll() == []
+        may_answer.set()
         wait_until(lambda: query.poll() == [{"name": "AllReduce", "ranks": 8, "most": 64, "behind": {7: 60}}], seconds=60)
     wait_until(lambda: query.poll() == [], seconds=60)  # nobody answers any more: what was true may not be
 
