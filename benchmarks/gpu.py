@@ -5,7 +5,9 @@
   longer.
 - ``managed_groups_overhead``: what a step over a managed group, with a session and its vote, takes longer than one over a backend of
   torch's own; both by turns in the same two processes (train_beside_stock.py).
-- ``snapshot_*``, ``load_from_memory_times_faster``: one rank, with and without a snapshot by turns.
+- ``snapshot_overhead``, ``load_from_memory_times_faster``: one rank, with and without a snapshot by turns.
+- ``snapshot_throughput_of_pinned_copy``: bytes per second, by the clock, of snapshots that are copied at once and not spread over a step,
+  against a plain copy into pinned memory.
 
 Each part runs in a process of its own: one that fails, is killed or hangs costs no other part its result. The file is written after each,
 and whatever has come of a part that is ended counts; a key that lacks values has a `reason`. After `--limit` seconds all have ended.
@@ -115,6 +117,19 @@ class Steps:
         self.step += 1
         return settle(self.device) - begin
 
+    def at_once(self) -> float | None:
+        """Return the seconds from the begin of a snapshot to its end when nothing spreads it; None where there was no room for it."""
+        self.snapshotter.enabled, taken = True, self.snapshotter.counts.taken
+        self.snapshotter.begin_step()
+        begin = settle(self.device)
+        if self.snapshotter.due(self.step):
+            self.snapshotter.take(self.step, self.training.rank_state(), {})
+            self.snapshotter.finish()
+        seconds = settle(self.device) - begin
+        self.optimizer.step()
+        self.step += 1
+        return seconds if self.snapshotter.counts.taken > taken else None
+
 
 def pinned_rate(device: torch.device) -> float:
     """Return the bytes per second of a plain copy into pinned memory."""
@@ -143,7 +158,9 @@ def measure(device: torch.device, gigabytes: float, seconds: float, keep: Keep) 
             if spent:  # without, there was no room, and it was a step without a snapshot
                 taken += 1
                 keep("snapshot_overhead", copied / plain - 1)
-                keep("snapshot_throughput_of_pinned_copy", steps.snapshotter.counts.size / spent / rate)
+            alone = steps.at_once()
+            if alone is not None:
+                keep("snapshot_throughput_of_pinned_copy", steps.snapshotter.counts.size / alone / rate)
         if not taken:
             free = shutil.disk_usage(SHM).free / 1e9
             raise RuntimeError(f"no snapshot of {gigabytes:g} GB was taken; {SHM} has {free:.2f} GB free, and holds two at a time")

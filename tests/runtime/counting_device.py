@@ -1,7 +1,8 @@
 """A device's runtime over host memory, for tests of what runs on devices: it counts what is pinned, and its copies arrive late.
 
-What is copied to the host lies there only when the event after it was awaited, or was asked about often enough: who does not wait reads
-zeros. It validates the logic around a driver, and no driver.
+It has two streams. What is collected is there at once. What is copied to the host lies there only when the event after it was awaited, or
+was asked about often enough: who does not wait reads zeros. The copy takes what its source is by then: whoever fills a buffer again too
+soon spoils it. It validates the logic around a driver, and no driver.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ ASKED = 2
 
 @dataclass
 class Event:
-    """A point in the queue of copies."""
+    """A point in the queue of copies, or among what was collected."""
 
     runtime: CountingRuntime
     position: int
+    """So many copies are before it."""
     at: float
+    """When it has passed; before that, when it was recorded."""
+    collected: int = 0
+    """Its number among the points of the stream that collects; 0: it is of another stream."""
     asked: int = 0
 
     def query(self) -> bool:
@@ -39,6 +44,7 @@ class Event:
     def synchronize(self) -> None:
         """Let everything before it arrive."""
         self.runtime.run(self.position)
+        self.runtime.awaited = max(self.runtime.awaited, self.collected)
 
     def milliseconds_until(self, end: CopyEvent) -> float:
         """Return the time between the two."""
@@ -61,8 +67,19 @@ class CountingRuntime:
     capturing: bool = False
     done: int = 0
     held: int = 0
+    copying: list[int] = field(default_factory=list)
+    """How many copies were under way at the end of each block that collects."""
+    fails_at: int = -1
+    """The number of the copy that cannot be launched."""
     _queue: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    _on_stream: bool = False
+    _events: list[Event] = field(default_factory=list)
+    """Those of copies that have not passed."""
+    _stream: str = ""
+    """The stream of the current block, ``copies`` or ``collecting``; empty: training's."""
+    _points: int = 0
+    """Events of the stream that collects."""
+    awaited: int = 0
+    """The newest of them that copies wait for."""
 
     def register(self, address: int, size: int) -> None:
         """Pin memory; no byte of it may be pinned already."""
@@ -82,26 +99,57 @@ class CountingRuntime:
     @contextmanager
     def on_stream(self) -> Iterator[None]:
         """Mark what is launched as belonging to the stream of copies."""
-        self._on_stream = True
-        yield
-        self._on_stream = False
+        self._stream = "copies"
+        try:
+            yield
+        finally:
+            self._stream = ""
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Let what is launched run at once."""
+        self._stream = "collecting"
+        try:
+            yield
+        finally:
+            self._stream = ""
+            self.copying.append(len(self._queue) - self.done)
 
     def record(self) -> CopyEvent:
-        """Return the end of the queue."""
-        return Event(self, len(self._queue), time.perf_counter())
+        """Return the end of the current stream."""
+        if self._stream == "copies":
+            event = Event(self, len(self._queue), time.perf_counter())
+            self._events.append(event)
+            return event
+        if not self._stream:
+            return self.record_training()
+        self._points += 1
+        return Event(self, 0, time.perf_counter(), self._points)
 
     def record_training(self) -> CopyEvent:
         """Return a point that has passed: what training launches is done at once."""
         return Event(self, 0, time.perf_counter())
 
+    def wait(self, event: CopyEvent) -> None:
+        """Collect only after the copies before *event*, or copy only what was collected before it."""
+        assert isinstance(event, Event)
+        if self._stream == "collecting":
+            self.run(event.position)
+        else:
+            assert self._stream == "copies", "training would wait"
+            self.awaited = event.collected
+
     def to_host(self, target: Tensor, source: Tensor) -> None:
-        """Queue a copy of what *source* is now, as the stream would have it when its turn comes."""
-        assert self._on_stream, "a copy was launched on the stream of training"
-        self._queue.append((target, source.clone()))
+        """Queue a copy of what *source* will be when its turn comes."""
+        assert self._stream == "copies", "a copy was launched on another stream"
+        assert self.awaited == self._points, "a copy was launched that does not wait for what it copies"
+        if len(self._queue) == self.fails_at:
+            raise RuntimeError("CUDA error: out of memory")
+        self._queue.append((target, source))
 
     def from_host(self, target: Tensor, source: Tensor) -> None:
-        """Queue a copy of what *source* will be when its turn comes: whoever reuses a buffer too soon spoils it."""
-        assert self._on_stream, "a copy was launched on the stream of training"
+        """Queue a copy of what *source* will be when its turn comes."""
+        assert self._stream == "copies", "a copy was launched on another stream"
         self._queue.append((target, source))
 
     def run(self, upto: int) -> None:
@@ -109,6 +157,10 @@ class CountingRuntime:
         for target, source in self._queue[self.done : upto]:
             target.copy_(source)
         self.done = max(self.done, upto)
+        for event in self._events:
+            if event.position <= self.done:
+                event.at = time.perf_counter()
+        self._events = [event for event in self._events if event.position > self.done]
 
     def pinned(self, size: int, dtype: torch.dtype) -> Tensor:
         """Return zeros."""

@@ -99,6 +99,80 @@ def test_batches_of_slices_arrive_in_order_with_the_sums_of_their_sources(count:
     assert [checksum for _, checksum in arrived] == [sum_of(torch.cat(task.sources)) for task in tasks]
 
 
+def _tasks(data: torch.Tensor) -> list[Task]:
+    return [Task((part,), begin, len(part)) for begin, part in zip(range(0, len(data), SLICE_BYTES), data.split(SLICE_BYTES), strict=True)]
+
+
+def test_a_batch_is_collected_while_the_one_before_is_copied_and_no_buffer_is_filled_before_it_was() -> None:
+    """Nobody waits on the host meanwhile. Each batch is copied by two calls, its checksums and its bytes."""
+    runtime = CountingRuntime()
+    copier, data = DeviceCopier(runtime), torch.randint(0, 256, (5 * SLICE_BYTES,), dtype=torch.uint8)
+    target, tasks = torch.zeros_like(data), _tasks(data)
+    for one in tasks:
+        copier.submit([one], target)
+    assert runtime.copying == [0, 2, 2, 2, 2]
+    assert runtime.done == 6  # the first three batches, as their buffers were needed
+    assert not target[3 * SLICE_BYTES :].any()
+    arrived = copier.arrived(wait=True)
+    assert torch.equal(target, data)
+    assert [(task, checksum) for task, checksum in arrived] == [(one, sum_of(one.sources[0])) for one in tasks]
+
+
+def test_batches_that_overlap_count_once() -> None:
+    """The time of a batch begins where that of the batch before has ended."""
+    runtime = CountingRuntime()
+    copier, data = DeviceCopier(runtime), torch.zeros(2 * SLICE_BYTES, dtype=torch.uint8)
+    target, begun = torch.zeros_like(data), time.perf_counter()
+    for one in _tasks(data):
+        copier.submit([one], target)
+        time.sleep(COPYING)
+    assert len(copier.arrived(wait=True)) == 2
+    assert COPYING < copier.device_seconds() <= time.perf_counter() - begun
+    assert copier.device_seconds() == 0.0
+
+
+@pytest.mark.parametrize("ends", ["is given up", "cannot be launched"])
+def test_a_snapshot_that_ends_with_two_batches_under_way_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ends: str
+) -> None:
+    """No half snapshot, no registered memory, and no copy that writes to memory which is gone. The next snapshot is whole."""
+    monkeypatch.setattr(DeviceCopier, "batch", 1)
+    monkeypatch.setattr(Copier, "_copy_if_allowed", lambda *_: False)  # the test copies
+    runtime = CountingRuntime()
+    trainer = Trainer(tmp_path, runtime=runtime)
+    trainer.to(FIRST + 3)
+    before = stored(tmp_path)
+    trainer.begin()
+    snapshotter = trainer.snapshotter
+    draft = snapshotter._draft
+    assert draft is not None
+    launched = len(runtime._queue)
+    for _ in range(2):
+        snapshotter._copier._copy_slice(draft.work, len(draft.work.tasks), overlapped=False)
+    assert len(runtime._queue) - runtime.done == 4
+    if ends == "is given up":
+        snapshotter.give_up()
+    else:
+        runtime.fails_at = launched + 5  # the checksums of the third batch are under way already
+        trainer.end()
+        assert [one for one in caplog.records if one.exc_info and "out of memory" in str(one.exc_info[1])]
+        runtime.fails_at = -1
+    assert runtime.done == len(runtime._queue) > launched
+    assert FIRST + 3 not in stored(tmp_path)
+    assert set(stored(tmp_path)) <= set(before)
+    if ends == "is given up":
+        trainer.end()
+    wanted = trainer.state()
+    trainer.begin()
+    trainer.end()
+    other = Trainer(tmp_path / "none")
+    assert len(restore(other, tmp_path, FIRST + 4)) == 1
+    assert same(other.state(), wanted)
+    snapshotter.close()
+    opened.remove(snapshotter)
+    assert runtime.pinned_sizes == {}
+
+
 def test_a_device_that_pins_no_memory_still_has_its_snapshots(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is reported once, with what to do."""
     runtime = CountingRuntime(refuses=True)

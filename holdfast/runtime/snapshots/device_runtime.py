@@ -1,4 +1,4 @@
-"""The calls of an accelerator's runtime that snapshots need: pinned memory, a stream of its own, and events.
+"""The calls of an accelerator's runtime that snapshots need: pinned memory, two streams of their own, and events.
 
 They are few and in one place, so that what uses them runs in tests without a GPU too, over a runtime that counts what is registered.
 """
@@ -34,7 +34,7 @@ class CapturedStep(RuntimeError):
 
 
 class CopyEvent(Protocol):
-    """A point in the stream of copies, or in that of training."""
+    """A point in a stream: that of copies, that which collects what is copied, or that of training."""
 
     def query(self) -> bool:
         """Return whether everything before it has been done."""
@@ -50,7 +50,7 @@ class CopyEvent(Protocol):
 
 
 class DeviceRuntime(Protocol):
-    """One device, and a stream on it for copies."""
+    """One device, and two streams on it: one for copies between it and the host, and one that collects on the device what is copied."""
 
     device: torch.device
 
@@ -66,12 +66,16 @@ class DeviceRuntime(Protocol):
         """Have what is launched in the block run on the stream of copies."""
         ...
 
-    def record(self) -> CopyEvent:
-        """Return the current end of the stream of copies."""
+    def collecting(self) -> AbstractContextManager[None]:
+        """Have what is launched in the block run on the stream that collects."""
         ...
 
-    def record_training(self) -> CopyEvent:
-        """Return the end of what training has launched so far, on the current stream of the calling thread."""
+    def record(self) -> CopyEvent:
+        """Return the current end of the stream of the block; outside of one, of the calling thread's current stream: training's."""
+        ...
+
+    def wait(self, event: CopyEvent) -> None:
+        """Have what is launched on the stream of the block from now on begin only after *event*. The calling thread does not wait."""
         ...
 
     def to_host(self, target: Tensor, source: Tensor) -> None:
@@ -87,11 +91,11 @@ class DeviceRuntime(Protocol):
         ...
 
     def wait_for_training(self) -> None:
-        """Have copies begin only after all that training has launched so far."""
+        """Have both streams begin what is launched from now on only after all that training has launched so far."""
         ...
 
     def hold_training(self) -> None:
-        """Have what training launches from now on begin only after all copies that were launched so far."""
+        """Have what training launches from now on begin only after all that was launched on both streams so far."""
         ...
 
     def is_capturing(self) -> bool:
@@ -112,6 +116,9 @@ class _CudaEvent:
     def synchronize(self) -> None:
         self._event.synchronize()
 
+    def hold(self, stream: torch.cuda.Stream) -> None:
+        stream.wait_event(self._event)
+
     def milliseconds_until(self, end: CopyEvent) -> float:
         assert isinstance(end, _CudaEvent)
         return float(self._event.elapsed_time(end._event))  # noqa: SLF001 (its own class)
@@ -127,7 +134,8 @@ class CudaRuntime:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         with torch.cuda.device(device):
-            self._stream = torch.cuda.Stream(device, priority=0)  # the lowest priority: kernels of training come first
+            # the lowest priority: kernels of training come first
+            self._copies, self._collecting = (torch.cuda.Stream(device, priority=0) for _ in range(2))
 
     def register(self, address: int, size: int) -> None:
         """Pin host memory."""
@@ -142,18 +150,25 @@ class CudaRuntime:
     @contextmanager
     def on_stream(self) -> Iterator[None]:
         """Launch on the stream of copies."""
-        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+        with torch.cuda.device(self.device), torch.cuda.stream(self._copies):
+            yield
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Launch on the stream that collects."""
+        with torch.cuda.device(self.device), torch.cuda.stream(self._collecting):
             yield
 
     def record(self) -> CopyEvent:
-        """Return the end of that stream."""
-        with torch.cuda.device(self.device):
-            return _CudaEvent(self._stream)
-
-    def record_training(self) -> CopyEvent:
         """Return the end of the current stream of the calling thread."""
         with torch.cuda.device(self.device):
             return _CudaEvent(torch.cuda.current_stream(self.device))
+
+    def wait(self, event: CopyEvent) -> None:
+        """Have that stream wait."""
+        assert isinstance(event, _CudaEvent)
+        with torch.cuda.device(self.device):
+            event.hold(torch.cuda.current_stream(self.device))
 
     def to_host(self, target: Tensor, source: Tensor) -> None:
         """Copy to pinned memory."""
@@ -171,12 +186,14 @@ class CudaRuntime:
     def wait_for_training(self) -> None:
         """Wait for the current stream of the calling thread."""
         with torch.cuda.device(self.device):
-            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+            for one in (self._copies, self._collecting):
+                one.wait_stream(torch.cuda.current_stream(self.device))
 
     def hold_training(self) -> None:
         """Have the current stream of the calling thread wait."""
         with torch.cuda.device(self.device):
-            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+            for one in (self._copies, self._collecting):
+                torch.cuda.current_stream(self.device).wait_stream(one)
 
     def is_capturing(self) -> bool:
         """Ask for the current stream of the calling thread."""

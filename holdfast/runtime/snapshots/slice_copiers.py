@@ -21,8 +21,10 @@ _log = logging.getLogger("holdfast.runtime")
 
 BATCH: Final = 32
 """Slices that are copied from a device at once: smaller copies take longer to launch than to run."""
-DEPTH: Final = 2
-"""Batches under way at a time: one is copied while the next is launched."""
+BUFFERS: Final = 2
+"""Buffers on the device that take turns: one is filled and summed while the other is copied to the host."""
+DEPTH: Final = BUFFERS + 1
+"""Batches under way at a time: one waits for its buffer, so that the device has work while the host launches the next."""
 _MASK: Final = (1 << 64) - 1
 
 
@@ -153,6 +155,8 @@ class _Batch:
     tasks: Sequence[Task]
     sums: Tensor
     """Their checksums, in pinned memory, once `end` has passed."""
+    collected_sums: Tensor
+    """The same on the device: kept until then, as another stream reads them than the one that they were made on."""
     begin: CopyEvent
     end: CopyEvent
 
@@ -160,9 +164,10 @@ class _Batch:
 class DeviceCopier:
     """Copies from a device into pinned memory, beside what training does there.
 
-    A batch is collected in a buffer on the device; its checksums are computed there, and both are copied to the host. So a checksum is
-    that of the bytes before they leave the device, and needs no second pass over host memory. Buffer and intermediate values take about
-    three times a batch of device memory.
+    A batch is collected in a buffer on the device, where its checksums are computed; then both are copied to the host. So a checksum is
+    that of the bytes before they leave the device, and needs no second pass over host memory. The two happen on a stream each, and
+    `BUFFERS` take turns: while one is copied, the next batch is collected. A buffer is filled again only after it was copied. Buffers and
+    intermediate values take about four times a batch of device memory.
     """
 
     batch = BATCH
@@ -170,11 +175,15 @@ class DeviceCopier:
     def __init__(self, runtime: DeviceRuntime) -> None:
         self._runtime = runtime
         self._flying: deque[_Batch] = deque()
-        self._buffer: Tensor | None = None
+        self._buffers: list[Tensor] = []
+        self._copied: list[CopyEvent | None] = [None] * BUFFERS
+        """For each buffer, where the copy of what it held last ends."""
+        self._submitted = 0
         self._pinned: dict[int, int] = {}
         """Address and size of the memory that is registered."""
         self._warned = False
         self._seconds = 0.0
+        self._newest_end: CopyEvent | None = None
         self._training: tuple[CopyEvent, float] | None = None
         """The end of what training had launched, and the time, when `begin_pause` was called."""
 
@@ -184,22 +193,31 @@ class DeviceCopier:
         return bool(self._flying)
 
     def submit(self, tasks: Sequence[Task], target: Tensor) -> None:
-        """Launch a batch: collect it in the buffer, sum it, and copy both."""
-        runtime, size = self._runtime, sum(task.size for task in tasks)
-        with runtime.on_stream():
-            if self._buffer is None:
-                self._buffer = torch.empty(self.batch * SLICE_BYTES, dtype=torch.uint8, device=runtime.device)
+        """Launch a batch: collect it in the next buffer, sum it, and copy both."""
+        runtime, size, at = self._runtime, sum(task.size for task in tasks), self._submitted % BUFFERS
+        with runtime.collecting():
+            if at == len(self._buffers):
+                self._buffers.append(torch.empty(self.batch * SLICE_BYTES, dtype=torch.uint8, device=runtime.device))
+            copied = self._copied[at]
+            if copied is not None:
+                runtime.wait(copied)
             begin = runtime.record()
-            buffer = self._buffer[: -(-size // SLICE_BYTES) * SLICE_BYTES]
+            buffer = self._buffers[at][: -(-size // SLICE_BYTES) * SLICE_BYTES]
             buffer[size:].zero_()
             offset = 0
             for source in _joined(tasks):
                 buffer[offset : offset + len(source)].copy_(source, non_blocking=True)  # some lie on the host: step counters
                 offset += len(source)
-            sums = runtime.pinned(len(buffer) // SLICE_BYTES, torch.int64)
-            runtime.to_host(sums, device_sums(buffer))
+            collected_sums = device_sums(buffer)
+            collected = runtime.record()
+        with runtime.on_stream():
+            runtime.wait(collected)
+            sums = runtime.pinned(len(collected_sums), torch.int64)
+            runtime.to_host(sums, collected_sums)
             runtime.to_host(target[tasks[0].begin : tasks[0].begin + size], buffer[:size])
-            self._flying.append(_Batch(tasks, sums, begin, runtime.record()))
+            end = self._copied[at] = runtime.record()
+        self._submitted += 1
+        self._flying.append(_Batch(tasks, sums, collected_sums, begin, end))
 
     def arrived(self, *, wait: bool) -> list[tuple[Task, int]]:
         """Return the slices of batches whose end has passed."""
@@ -208,19 +226,24 @@ class DeviceCopier:
             one = self._flying[0]
             one.end.synchronize()
             self._flying.popleft()
-            self._seconds += one.begin.milliseconds_until(one.end) / 1e3
+            spent, before, self._newest_end = one.begin.milliseconds_until(one.end), self._newest_end, one.end
+            if before is not None:  # the time until the end of the batch before counts for that one
+                spent = min(spent, before.milliseconds_until(one.end))
+            self._seconds += spent / 1e3
             found += [(task, int(total) & _MASK) for task, total in zip(one.tasks, one.sums, strict=True)]
         return found
 
     def device_seconds(self) -> float:
-        """Return the time between the events of the batches that have arrived."""
+        """Return the time for which batches that have arrived were under way."""
         spent, self._seconds = self._seconds, 0.0
         return spent
 
     def drop(self) -> None:
-        """Wait for the batches under way."""
-        while self._flying:
-            self._flying.popleft().end.synchronize()
+        """Wait until nothing reads the state or writes to a slot, also for a batch that could be launched only in part."""
+        for stream in (self._runtime.collecting, self._runtime.on_stream):
+            with stream():
+                self._runtime.record().synchronize()
+        self._flying.clear()
 
     def pin(self, data: memoryview) -> None:
         """Register the memory of a slot; without it copies are correct, but hold up training, and that is reported once."""
@@ -256,7 +279,7 @@ class DeviceCopier:
 
     def begin_pause(self) -> None:
         """Note what the device has to do before the change: the host may be far ahead of it."""
-        self._training = self._runtime.record_training(), time.perf_counter()
+        self._training = self._runtime.record(), time.perf_counter()
 
     def pause(self) -> float:
         """Return the time for which the device has had nothing to do for training; 0 while it has not come to the change."""
@@ -264,7 +287,8 @@ class DeviceCopier:
         came, begun = self._training
         if not came.query():
             return 0.0
-        now = self._runtime.record()
+        with self._runtime.on_stream():
+            now = self._runtime.record()
         now.synchronize()
         return min(time.perf_counter() - begun, max(0.0, came.milliseconds_until(now) / 1e3))
 
