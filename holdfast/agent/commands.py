@@ -206,6 +206,7 @@ class CommandHandler(InProcessRecovery):
             raise Refused(f"{len(living)} worker(s) of generation {group.generation}, or processes that they started, still run")
         service.begin_generation(generation)
         group.start(generation, membership, workers)
+        self.end_hot_spares_in_the_way(group.living())
         return {"started": sorted(workers)}
 
     def stop(self, generation: Count, signal: Signal, grace: Seconds) -> Message:

@@ -16,7 +16,7 @@ from holdfast.detectors.all_kinds import CATALOGUE
 from holdfast.detectors.log_lines.kernel_lines import finding_of
 from holdfast.detectors.log_lines.xids import UNUSABLE
 from holdfast.detectors.nodes.readings import KernelLine
-from holdfast.protocol import Message
+from holdfast.protocol import PROTOCOL, Message
 from tests.agent.rig import CLIENT, Node
 from tests.mentions import mentions
 
@@ -220,3 +220,54 @@ def test_an_agent_starts_no_hot_spare_on_the_gpu_of_a_rank(
         flow.wait("worker.exited", rank=5, generation=1)
         flow.wait("resumed", rank=5, generation=2)
         assert start((2, 1), (3, 0))["started"] == [3]
+
+
+WAITS_ON_GPU = (
+    CLIENT
+    + """
+hello()
+waits = "HOLDFAST_HOT_SPARE" in os.environ
+files = [open(name) for name in sys.argv[1:]]
+if waits:
+    say(t="parked", roles=[0], role=0, seconds=0.5, rss=4096, coverage={})
+else:
+    say(t="resumed", step=0, path=None)
+incoming.read()
+"""
+)
+"""A rank, or a hot spare that has warmed up, with the GPUs in its arguments open."""
+
+
+@pytest.mark.parametrize("how", ["start", "regroup"])
+@pytest.mark.parametrize("where", ["GPUs", "the host"])
+def test_ranks_that_start_on_the_gpu_of_a_hot_spare_end_it(
+    new_node: Node, root: Path, monkeypatch: pytest.MonkeyPatch, how: str, where: str
+) -> None:
+    """It was started beside other ranks, before all restarted or one was replaced. One on another GPU stays, as do all that hold none."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (root / "dev/nvidia2").touch()
+    new_node.begin("--root", str(root))
+    gpus = [str(root / f"dev/nvidia{minor}") for minor in (0, 1, 2)] if where == "GPUs" else []
+
+    def place(rank: int, local_rank: int, generation: int = 1, **more: str) -> dict[str, str]:
+        return {"RANK": str(rank), "LOCAL_RANK": str(local_rank), "HOLDFAST_GENERATION": str(generation), **more}
+
+    with new_node.flow().attach(0) as flow:
+        flow.prepare(new_node, [new_node.script(WAITS_ON_GPU), *gpus], warm=True)
+        flow.ok("start", generation=1, membership={"node": [5]}, workers=[{"rank": 5, "environment": place(5, 2)}])
+        flow.wait("resumed", rank=5)
+        spares = [{"id": number, "environment": place(0, number, HOLDFAST_HOT_SPARE=str(number))} for number in (0, 1)]
+        assert flow.ok("start-hot-spares", hot_spares=spares)["started"] == [0, 1]
+        for number in (0, 1):
+            flow.wait("hot-spare.ready", id=number)
+        if how == "start":
+            flow.ok("stop", generation=1, signal=9, grace=0.0)
+            flow.wait("workers.exited", generation=1)
+            flow.ok("start", generation=2, membership={"node": [6]}, workers=[{"rank": 6, "environment": place(6, 0, 2)}])
+        else:
+            seat = {"rank": 6, "from": "fresh", "environment": place(6, 0, 2)}
+            flow.ok("regroup", generation=2, membership={"node": [6]}, facts={"since": 1}, workers=[seat], leave=0.0)
+        if where == "GPUs":
+            assert flow.wait("hot-spare.exited", id=0)["ordered"]
+        flow.wait("resumed", rank=6)
+        assert set(flow.ok("about", protocol=PROTOCOL)["hot_spares"]) == ({"1"} if where == "GPUs" else {"0", "1"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +71,19 @@ def rank_with_gpu_of(variables: Mapping[str, str], workers: Iterable[Worker], ro
     ranks = {own_gpu(one.gpu_variables, devices): one.rank for one in computing}
     wanted = own_gpu(variables, devices)
     return None if wanted is None or len(ranks.keys() - {None}) < len(computing) else ranks.get(wanted)
+
+
+def hot_spares_on_gpus_of(starting: Sequence[Worker], workers: Iterable[Worker], root: Path = Path("/")) -> list[Worker]:
+    """Return those of *workers* that are hot spares and hold a GPU which one of the *starting* ranks takes, or are about to.
+
+    None where those ranks share GPUs among themselves: whoever started them so means it.
+    """
+    devices = root / "dev"
+    taken = [own_gpu(one.gpu_variables, devices) for one in starting]
+    if None in taken or len(set(taken)) < len(taken):
+        return []
+    waiting = [one for one in workers if one.hot_spare is not None and not one.exited and own_gpu(one.gpu_variables, devices) in taken]
+    return [one for one in waiting if one.parked is None or any(True for pid in _processes_of(one) for _ in _open_gpus(pid, root))]
 
 
 def _processes_of(worker: Worker) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -9,14 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from holdfast.agent import schema
 from holdfast.agent.errors import Refused
-from holdfast.agent.node.devices import rank_with_gpu_of
+from holdfast.agent.node.devices import hot_spares_on_gpus_of, rank_with_gpu_of
 from holdfast.agent.schema import Count, Membership, Numbers, Object, Positive, Seconds
 from holdfast.agent.workers.worker import NO_RANK, Worker
 from holdfast.host.process import state_of
+from holdfast.log import note
 from holdfast.protocol import Message
 
 if TYPE_CHECKING:
     from holdfast.agent.server import AgentServer
+
+log = logging.getLogger("holdfast.agent")
 
 LEAVE_SECONDS: Final = 30.0
 """How long a worker whose rank has been given to another process may take to exit, unless the command has another value."""
@@ -118,12 +122,14 @@ class InProcessRecovery:
             if worker.connection is None and not worker.greetings:
                 raise Refused(f"{worker.name} is not connected to its agent")
         self._begin(table, taken)
+        fresh = list[Worker]()
         for seat in table.workers:
             message = {**facts, "do": "regroup", "generation": table.generation, "rank": seat.rank}
             if seat.from_ == "fresh":
                 worker = workers.workers[seat.rank] = workers.new_worker(seat.rank)
                 worker.greetings, worker.grouped = [message], True
                 workers.launch(worker, seat.environment)
+                fresh.append(worker)
                 continue
             worker = taken[seat.rank]
             if seat.from_ == "kept":
@@ -134,6 +140,7 @@ class InProcessRecovery:
                 worker.greetings = [message]
             else:
                 service.send(worker, message)
+        self.end_hot_spares_in_the_way(fresh)
         return {}
 
     def switch(self, table: Table) -> Message:
@@ -226,6 +233,16 @@ class InProcessRecovery:
             workers.launch(worker, hot_spares[number])
             started.append(number)
         return {"started": sorted(started), "refused": refused}
+
+    def end_hot_spares_in_the_way(self, starting: list[Worker]) -> None:
+        """Kill hot spares on the GPUs of ranks that are *starting*: they were started beside other ranks, and would share a GPU with these.
+
+        The controller starts others where a GPU is free.
+        """
+        workers = self._service.workers
+        for worker in hot_spares_on_gpus_of(starting, list(workers.hot_spares.values()), self._service.root):
+            note(log, "hot-spare.in-the-way", id=worker.hot_spare, local_rank=worker.gpu_variables.get("LOCAL_RANK"))
+            workers.kill(worker)
 
     def drop(self, hot_spares: Numbers) -> Message:
         """Kill hot spares; those that have exited already count as dropped."""
