@@ -170,6 +170,10 @@ class StandInCommunicator:
         """See torch's."""
         return self._collective("allreduce", tensors, lambda gloo: gloo.allreduce(tensors, opts))
 
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any) -> Work:
+        """See torch's."""
+        return self._collective("allreduce_coalesced", tensors, lambda gloo: gloo.allreduce_coalesced(tensors, opts))
+
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Work:
         """See torch's."""
         return self._collective("broadcast", tensors, lambda gloo: gloo.broadcast(tensors, opts))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from holdfast.control.faults.rank_status import parse_rank_status
 from holdfast.detectors.evidence import RankProgress
 from holdfast.detectors.training.hang_analysis import explain
 from holdfast.protocol import Message
-from holdfast.runtime.groups import backends, device_library, nccl
+from holdfast.runtime.groups import backends, device_library, membership, nccl
 from holdfast.runtime.groups.backends import BackendGroup, GenerationEnded
 from holdfast.runtime.groups.device_library import ABORT_STATUS, Communicator
 from holdfast.runtime.groups.operations import InFlightOperations, StepTransaction
@@ -355,6 +356,7 @@ def test_a_group_sums_after_a_batch_of_messages_was_refused(
     """
     (device, group), (_, other) = pair
     cpu, sums = torch.device("cpu"), [torch.ones(2), torch.ones(2)]
+    membership.replace_coalescing()
     device_library.use(device)
     try:
         with device.capture(), pytest.raises(CapturedStep), c10d._coalescing_manager(group, cpu, async_ops=True):
@@ -375,6 +377,58 @@ def test_a_group_sums_after_a_batch_of_messages_was_refused(
     for library, _ in pair:
         library.synchronize()
     assert [one.tolist() for one in sums] == [[2.0] * 2] * 2
+
+
+def _cut_short(group: ManagedGroup, kind: str, start_message: Callable[[], object]) -> None:
+    """Begin a batch that does not come to its end: for an error of the script, or because torch refuses it there."""
+    with dist._coalescing_manager(group, torch.device("cpu"), async_ops=True):
+        if kind == "messages":
+            start_message()
+            raise ZeroDivisionError
+        dist.all_reduce(torch.ones(2), group=group)
+        if kind == "collectives":
+            raise ZeroDivisionError
+        c10d.all_gather_single(torch.ones(4), torch.ones(2), group=group)
+
+
+@pytest.mark.parametrize("kind", ["messages", "collectives", "mixed collectives"])
+def test_a_batch_that_an_exception_cuts_short_leaves_nothing_behind(
+    pair: list[tuple[StandIn, ManagedGroup]], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Both ranks raise in it. Sums and batches after it do what they should, and an abort does not take it for a call in progress."""
+    membership.replace_coalescing()
+    replaced: list[str] = []
+    monkeypatch.setattr(device_library, "replace_process", replaced.append)
+    monkeypatch.setattr(device_library, "ABORT_SECONDS", 3.0)
+    cpu = torch.device("cpu")
+    sent, received = torch.full((2,), 7.0), torch.zeros(2)
+    for rank, (device, group) in enumerate(pair):
+        with pytest.raises(RuntimeError if kind == "mixed collectives" else ZeroDivisionError):
+            _cut_short(group, kind, partial(group.recv, [received], 0) if rank else partial(group.send, [sent], 1))
+        assert group not in c10d._world.pg_coalesce_state
+        assert device.communicators[0].batches == ([1] if kind == "messages" else [])
+    tensors = [[torch.ones(2), torch.ones(3)] for _ in pair]
+    for (_, group), (single, batched) in zip(pair, tensors, strict=True):
+        dist.all_reduce(single, group=group)
+        with dist._coalescing_manager(group, async_ops=True) as together:
+            dist.all_reduce(batched, group=group)
+        together.wait()
+    messages = [torch.zeros(4), torch.zeros(4)]
+    for rank, (_, group) in enumerate(pair):
+        with dist._coalescing_manager(group, cpu, async_ops=True) as together:
+            group.send([torch.full((4,), rank + 1.0)], 1 - rank)
+            group.recv([messages[rank]], 1 - rank)
+        together.wait()
+    for device, group in pair:
+        device.synchronize()
+        assert group.in_flight.settle()
+    assert [[one.tolist() for one in both] for both in tensors] == [[[2.0] * 2, [2.0] * 3]] * 2
+    assert [one.tolist() for one in messages] == [[2.0] * 4, [1.0] * 4]
+    assert received.tolist() == ([7.0] * 2 if kind == "messages" else [0.0] * 2)
+    for device, group in pair:
+        group.abandon("a peer is lost")
+        wait_until(device.communicators[0].ended.is_set, seconds=60)
+    assert replaced == []
 
 
 # -- what needs no device -----------------------------------------------------------------------------------------------------

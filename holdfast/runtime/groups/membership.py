@@ -16,12 +16,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.constants import default_pg_timeout
@@ -667,6 +668,7 @@ def install(made: MembershipManager | None) -> None:
     if made is not None:
         _replace_creation()
         _replace_batches()
+        replace_coalescing()
 
 
 def _create(options: Any, more: Any) -> ManagedGroup:  # noqa: ANN401 (torch's options)
@@ -758,6 +760,39 @@ def _replace_batches() -> None:
         return list(together.works)
 
     batch_isend_irecv.of_holdfast = True  # type: ignore[attr-defined]
-    for module in list(sys.modules.values()):  # scripts and frameworks import it by name
-        if getattr(module, "__dict__", {}).get("batch_isend_irecv") is real:
-            module.batch_isend_irecv = batch_isend_irecv  # type: ignore[attr-defined]
+    _replace_everywhere("batch_isend_irecv", real, batch_isend_irecv)
+
+
+def replace_coalescing() -> None:
+    """Have torch forget a batch of operations of a managed group that an exception has cut short.
+
+    torch notes that a batch has begun, has the group begin one, and forgets and ends it only if nothing was raised in between. Otherwise
+    later collectives of the group would be collected for it and never start, and the next batch of collectives would be refused.
+    """
+    real = c10d._coalescing_manager  # noqa: SLF001 (frameworks use it, and `batch_isend_irecv` does)
+    if getattr(real, "of_holdfast", False):
+        return
+
+    @contextmanager
+    def coalescing_manager(group: Any = None, device: torch.device | None = None, async_ops: bool = False) -> Iterator[Any]:  # noqa: ANN401, FBT001, FBT002 (torch's signature)
+        chosen = group or c10d._get_default_group()  # noqa: SLF001 (as torch itself does)
+        noted = c10d._world.pg_coalesce_state  # noqa: SLF001 (torch has no call for it)
+        outermost = chosen not in noted
+        try:
+            with real(group, device, async_ops) as together:
+                yield together
+        except BaseException:
+            if isinstance(chosen, ManagedGroup) and outermost:
+                noted.pop(chosen, None)
+                chosen.end_open_batch(device or torch.device(HOST))
+            raise
+
+    coalescing_manager.of_holdfast = True  # type: ignore[attr-defined]
+    _replace_everywhere("_coalescing_manager", real, coalescing_manager)
+
+
+def _replace_everywhere(name: str, real: object, ours: object) -> None:
+    """Put *ours* in the place of torch's function *name* in all modules: scripts and frameworks import it by name."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) is real:
+            setattr(module, name, ours)

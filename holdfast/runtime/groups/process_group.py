@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from types import FunctionType
 from typing import Any, Final, NamedTuple, Protocol
@@ -545,18 +546,7 @@ class ManagedGroup(dist.ProcessGroup):
         return inner is not None and inner.library is not None and inner.library.tensors == device.type
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """Give the operations that this thread starts from now on to the library, which starts them all at `_end_coalescing`.
-
-        torch has noted by now that a batch has begun, and forgets it only at its end. Where none begins, that is undone here: else later
-        collectives of this group would be collected for it, and never start.
-        """
-        try:
-            self._begin_batch(device)
-        except BaseException:
-            c10d._world.pg_coalesce_state.pop(self, None)  # noqa: SLF001 (torch has no call for it)
-            raise
-
-    def _begin_batch(self, device: torch.device) -> None:
+        """Give the operations that this thread starts from now on to the library, which starts them all at `_end_coalescing`."""
         device_library.refuse_capture(f"a batch of messages of group '{self.group_name}'", USE_ENDED_COMMUNICATORS)
         inner, thread = self._inner, threading.get_ident()
         if self.dry_run is not None or self.is_broken or self.transaction.lost:
@@ -564,7 +554,7 @@ class ManagedGroup(dist.ProcessGroup):
             return
         if inner is None:
             self._ready.wait()
-            self._begin_batch(device)
+            self._start_coalescing(device)
             return
         backend = inner.backend(inner.name_for(device.type))
         if inner.library is None:
@@ -603,6 +593,15 @@ class ManagedGroup(dist.ProcessGroup):
                 self.fill_neutral_result(*one[:3])
             return DoneWork("coalesced", [], [])
         return DeviceWork(self, work, batch) if calls else DoneWork("coalesced", [], [])
+
+    def end_open_batch(self, device: torch.device) -> None:
+        """End a batch of this thread whose end an exception has prevented: what it has given to the library starts.
+
+        The library would collect all later operations of the thread for the batch, and an abort would wait for it.
+        """
+        if threading.get_ident() in self._batches:
+            with suppress(RuntimeError):  # the exception that is being raised counts; a lost peer is noted
+                self._end_coalescing(device)
 
     def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401 (torch's signatures, here and below)
         """See `torch.distributed.all_reduce`."""
