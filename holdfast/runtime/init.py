@@ -23,6 +23,7 @@ from holdfast.runtime.groups.dry_runs.dry_run import DryRun
 from holdfast.runtime.groups.membership import GroupGeneration, MembershipManager, devices, devices_of, install, installed
 from holdfast.runtime.groups.script_scan import uses_session
 from holdfast.runtime.process import restart_script, successor
+from holdfast.runtime.process.exit import make_failure_certain
 from holdfast.runtime.process.hot_spare import Roles
 from holdfast.runtime.process.launcher import original
 from holdfast.runtime.telemetry import ddp_determinism, integration_level
@@ -212,6 +213,7 @@ def _init_managed(manager: MembershipManager, real: Callable[..., None], argumen
     device = library()
     if device is not None and device.name in manager.devices:
         device.prepare()
+    make_failure_certain()
     install(manager)
     ddp_determinism.watch()
     joins_later = os.environ.get("HOLDFAST_HOT_SPARE") or os.environ.get("HOLDFAST_FRESH")

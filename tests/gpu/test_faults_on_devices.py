@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from tests.mentions import mentions
 from tests.runtime import flow_double
 from tests.runtime.chaos import fault
 from tests.runtime.flow_double import UNTIL, Ended, FlowDouble, Job, Workers, assert_undisturbed, undisturbed
@@ -69,7 +70,8 @@ def test_a_killed_a_stopped_and_a_raising_rank_of_a_grid_are_replaced(job: Job, 
     replace(flow, 3)
     assert flow.receive("exception", 1)["peer_lost"] is False
     pid = flow.pids[1]
-    flow.until(lambda: flow.workers.ended().get(pid), "the failure of rank 1")  # threads in a wait of C++ may turn status 1 into an abort
+    assert flow.until(lambda: flow.workers.ended().get(pid), "the failure of rank 1") == 1  # and no abort, though operations are under way
+    assert mentions(flow.logs(), "Traceback", "a mistake of the user's own")
     replace(flow, 1)
     assert_undisturbed(flow, whole(f"on={kind}", script="device_groups"))
     refused = [one["captures"] for one in flow.of("refused")]

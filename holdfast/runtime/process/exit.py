@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import _io
 import atexit
+import faulthandler
 import gc
 import os
 import signal
@@ -15,7 +16,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Final
 
 EXIT_STATUS: Final = 128 + signal.SIGTERM
@@ -23,8 +24,11 @@ EXIT_STATUS: Final = 128 + signal.SIGTERM
 _GLOO: Final = "(pt_gloo_runloop) "
 IDLE_CHECKS: Final = 3
 """Consecutive checks, a millisecond apart, that must find the threads idle."""
+FINALIZER_SECONDS: Final = 30.0
+"""How long the finalizers of what a failed script has left may take: one may wait for a device whose operations never end."""
 
 _status: int | None = None
+_is_prepared = False
 
 
 class SigtermHandler:
@@ -80,9 +84,29 @@ def prepare_quick_exit() -> None:
     """Exit quickly once `set_status` has been called. Call this before others register exit handlers: this one must run last.
 
     An interpreter that has imported torch needs seconds of a core to dismantle its modules. After a failure these are seconds in which
-    other ranks try to recover on the same machine.
+    other ranks try to recover on the same machine. And its process groups would wait there for peers and devices, or abort the process.
     """
+    global _is_prepared  # noqa: PLW0603 (a process exits once)
+    _is_prepared = True
     atexit.register(_exit)
+
+
+def make_failure_certain() -> None:
+    """Have this process exit with status 1 after an uncaught exception, once that is printed, whatever its process groups would do then.
+
+    For a process that no launcher of Holdfast's has started, which would have prepared that. Exit handlers that were registered before this
+    call are left out after an exception. A script that ends otherwise exits as it always does.
+    """
+    if _is_prepared:
+        return
+    prepare_quick_exit()
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        set_status(error)
+        before(kind, error, trace)
+
+    sys.excepthook = hook
 
 
 def set_status(error: BaseException | None) -> None:
@@ -99,6 +123,10 @@ def _exit() -> None:
     """Release what the script has left, so that its finalizers run, and exit. Only daemon threads run by now."""
     if _status is None or threading.current_thread() is not threading.main_thread():
         return
+    if _status:
+        with suppress(OSError, ValueError):  # no standard error to write the stacks to
+            # In a thread without the interpreter's lock, which a finalizer in C++ may hold. It exits with status 1.
+            faulthandler.dump_traceback_later(FINALIZER_SECONDS, exit=True, file=2)
     if all(one is threading.main_thread() or one.name.startswith("holdfast") for one in threading.enumerate()):
         sys.modules["__main__"].__dict__.clear()  # a daemon thread of the script would fail over that
         gc.collect()
