@@ -123,6 +123,22 @@ def test_a_rank_whose_call_into_the_library_does_not_return_is_replaced(job: Job
     assert_undisturbed(flow, under_ddp)
 
 
+def test_a_communicator_that_a_migration_replaces_stays_until_the_devices_of_all_ranks_have_done_with_it(job: Job) -> None:
+    """The device of rank 1 comes late to what follows the vote: rank 0 aborts none before that, and rank 2 does not exit."""
+    flow = job("gate-6-0", "late-1", script="device_groups")
+    flow.hot_spare(0)
+    flow.receive("parked", "s0")
+    flow.receive("at the gate", 0)
+    flow.prepare(2, "s0")
+    flow.prepared()
+    flow.may_switch()
+    flow.pass_gate()
+    late = flow.receive("goes on", 1)["at"]
+    assert min(flow.receive("aborts", 0)["at"], flow.receive("exits", 2)["at"]) > late
+    flow.switched()
+    assert flow.finish().status == [0] * 4
+
+
 # -- two ranks in this process ------------------------------------------------------------------------------------------------
 
 

@@ -44,7 +44,7 @@ QUIESCENCE_POLL_SECONDS: Final = 0.02
 OPEN_SOCKETS_SECONDS: Final = 2.0
 """After this it is enough that the group's threads sleep: gloo never closes a connection that holds a message for a vanished operation."""
 FINISH_SECONDS: Final = 5.0
-"""How long `BackendGroup.finish` waits for the other members of a group that the script destroys."""
+"""How long this rank waits for the other members of a group that it has done with: one that the script destroys, or that is replaced."""
 CLOSE_SECONDS: Final = 1.0
 """How long `BackendGroup.close` waits for the destructor of a backend: an operation that hangs in it holds it up."""
 GLOO_THREAD: Final = "pt_gloo_runloop"
@@ -205,6 +205,13 @@ class BackendGroup:
         self.waits.end()
 
 
+def wait_briefly(is_done: Callable[[], bool]) -> None:
+    """Wait until *is_done*, at most `FINISH_SECONDS`."""
+    began = time.monotonic()
+    while not is_done() and (waited := time.monotonic() - began) < FINISH_SECONDS:
+        time.sleep(poll_interval(waited))
+
+
 def poll_interval(seconds: float) -> float:
     """Return the pause before the next check for another rank's action, after waiting for so many *seconds*."""
     return POLL_SECONDS if seconds < FAST_POLL_SECONDS else SLOW_POLL_SECONDS
@@ -238,11 +245,15 @@ def _leave_open(why: str) -> None:
     log.warning("%s: the connections of a group that is destroyed stay open", why)
 
 
-def close_in_background(inners: Iterable[BackendGroup]) -> None:
-    """Close groups while training goes on: gloo takes some 10 ms to end a group, as its thread wakes up only so often."""
+def close_in_background(inners: Iterable[BackendGroup], may_close: Callable[[], bool] = lambda: True) -> None:
+    """Close groups while training goes on: gloo takes some 10 ms to end a group, as its thread wakes up only so often.
+
+    Wait until *may_close*, at most `FINISH_SECONDS`.
+    """
     remaining = list(inners)
 
     def close() -> None:
+        wait_briefly(may_close)
         abort_devices(remaining)
         for one in remaining:
             one.close()

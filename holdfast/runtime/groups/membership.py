@@ -429,10 +429,10 @@ class MembershipManager:
         device = library()
         return device if device is not None and any(device.name in group.devices for group in self.groups) else None
 
-    def wait_for_device(self) -> None:
-        """Wait until the device has run all that lies in its queue; when a peer is lost meanwhile, the operations of all groups end.
+    def wait_for_device(self, is_done: Callable[[], bool] | None = None) -> None:
+        """Wait until the device has run all that lies in its queue, or until *is_done*.
 
-        Raise ``RuntimeError`` when the device has failed.
+        When a peer is lost meanwhile, the operations of all groups end. Raise ``RuntimeError`` when the device has failed.
         """
         device, transaction = self.device, self.transaction
         if device is None:
@@ -444,7 +444,7 @@ class MembershipManager:
             backends = [inner.on_device for group in list(self.groups) if (inner := group.inner) is not None]
             return next(filter(None, (device.failure(one) for one in backends if one is not None)), "")
 
-        wait_for(device.record().query, must_end, self.on_device_failure)
+        wait_for(is_done or device.record().query, must_end, self.on_device_failure)
         why = must_end()
         if why and not transaction.lost:  # the library has ended the operation itself, and its results are worth nothing
             self.on_device_failure(why)

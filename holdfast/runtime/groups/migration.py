@@ -15,13 +15,21 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from holdfast.protocol import Message
 from holdfast.runtime.agent_client import link
-from holdfast.runtime.groups.backends import BackendGroup, GenerationEnded, close_in_background, in_thread
+from holdfast.runtime.groups.backends import (
+    FINISH_SECONDS,
+    BackendGroup,
+    GenerationEnded,
+    close_in_background,
+    in_thread,
+    wait_briefly,
+)
 from holdfast.runtime.groups.kv_store import GenerationStore
 from holdfast.runtime.groups.membership import GroupGeneration
 from holdfast.runtime.groups.state_transfer import StateTransfer
@@ -144,15 +152,40 @@ class LiveMigrations:
         if prepared is None or prepared.generation.number != number:
             raise GenerationEnded  # the controller ended the current generation at this very moment
         begin = time.monotonic()
+        all_are_idle = self._become_idle(prepared)
         self._send_state(prepared)
         if prepared.generation.rank not in prepared.generation.changed:
-            self._stay(prepared, begin)
+            self._stay(prepared, begin, all_are_idle)
             return
+        wait_briefly(all_are_idle)  # the devices of others may still read from this process's memory
         link().report("departed", step=self._recovery.live)
         link().flush(2.0)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+    def _become_idle(self, prepared: Prepared) -> Callable[[], bool]:
+        """Wait until the device has run what lies in its queue: the vote was not the last operation of the old generation.
+
+        Return a function that returns whether the devices of all ranks have. Before that nobody may close a communicator, or exit: an
+        operation that has ended here may still run there.
+        """
+        membership, late = self._membership, time.monotonic() + FINISH_SECONDS
+        if membership.device is None:
+            return lambda: True
+        assert prepared.store is not None
+        idle, ranks = prepared.store.prefixed("idle"), len(membership.generation.ranks)
+        membership.wait_for_device()
+        # operations for which no queue waits; such a one may have its counterpart in the next generation
+        membership.wait_for_device(lambda: all(group.in_flight.settle() for group in membership.groups) or time.monotonic() > late)
+        idle.add("ranks", 1)
+
+        def all_are_idle() -> bool:
+            with suppress(RuntimeError):  # the store has ended with its generation, and so have all operations
+                return idle.add("ranks", 0) >= ranks
+            return True
+
+        return all_are_idle
 
     def _send_state(self, prepared: Prepared) -> None:
         """Send this rank's state to its new processes, and wait for its arrival."""
@@ -164,11 +197,10 @@ class LiveMigrations:
         for rank in sorted(prepared.transfers):
             transfer.get(f"arrived/{rank}")
 
-    def _stay(self, prepared: Prepared, begin: float) -> None:
+    def _stay(self, prepared: Prepared, begin: float, all_are_idle: Callable[[], bool]) -> None:
         """Put the new connections under the groups."""
         membership, generation = self._membership, prepared.generation
         assert prepared.store is not None
-        membership.wait_for_device()  # operations after the vote may still lie in its queue
         replaced = list(prepared.transfers.values())
         membership.use_store(prepared.store)
         membership.set_members(generation)
@@ -179,7 +211,7 @@ class LiveMigrations:
             if inner is not None:
                 before = group.replace_backend(inner, dict(generation.incarnations))
                 replaced += [before] if before is not None else []
-        close_in_background(replaced)
+        close_in_background(replaced, all_are_idle)
         membership.enter(generation)
         self._recovery.use_memory_of(generation)
         link().report("switched", generation=generation.number, step=self._recovery.live, seconds=time.monotonic() - begin)

@@ -6,7 +6,7 @@ Options: ``on=KIND`` (see `RankDevice`; by default the stand-in), ``ddp`` (DDP r
 loss is read as `Tensor.item` does), ``gate-N-R`` (rank R waits at step N for the gate), ``captures-N`` (every rank tries to capture a graph
 at step N). Of the stand-in alone: ``silent`` (no communicator reports an error), ``refuses-N-R`` (the library takes no operation of rank R
 at step N, once), ``blocks-N-R`` (a call of rank R that starts an operation does not return, at step N), ``stuck-R`` (no abort of rank R
-ends, from step 13 on).
+ends, from step 13 on), ``late-R`` (the device of rank R comes to what follows the vote of a migration only after `LATE` seconds).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 
 import torch
@@ -26,11 +27,12 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import holdfast
 from holdfast.runtime.agent_client import link
-from holdfast.runtime.groups import device_library
+from holdfast.runtime.groups import backends, device_library, migration
 from holdfast.runtime.snapshots.device_runtime import CapturedStep
 from tests.runtime.chaos import gate, reach
 from tests.runtime.rank_device import RankDevice
 
+LATE = 2.0
 folder, until = Path(sys.argv[1]), int(sys.argv[2])
 options = set(sys.argv[3:])
 
@@ -79,6 +81,37 @@ def report_blocked() -> None:
     link().report("in the library")
 
 
+def report_ends() -> None:
+    """Have this rank report when it aborts a communicator first, and when it exits as a rank that has migrated."""
+    assert device is not None
+    made, leave = device.communicators, os._exit
+
+    def report_abort() -> None:
+        while not any(one.aborted.is_set() for one in made):
+            time.sleep(0.001)
+        link().report("aborts", at=time.monotonic())
+
+    def report_exit(status: int) -> None:
+        link().report("exits", at=time.monotonic())
+        link().flush(10.0)
+        leave(status)
+
+    threading.Thread(target=report_abort, daemon=True).start()
+    os._exit = report_exit  # type: ignore[assignment]
+
+
+def be_late() -> None:
+    """Have the device of this rank stand still for a while, and report when it goes on."""
+    assert device is not None
+    stalled = device.stall()
+
+    def go_on() -> None:
+        link().report("goes on", at=time.monotonic())
+        stalled.set()
+
+    threading.Timer(LATE, go_on).start()
+
+
 def try_to_capture() -> None:
     """Try to capture a graph with a collective, with a batch of messages, and with the optimizer's step; nothing of it may run."""
     captured, refused = torch.ones(1, device=where.device), []
@@ -99,6 +132,9 @@ with holdfast.session(model=model, optimizer=optimizer, data=loader) as session:
         forward = nn.parallel.DistributedDataParallel(
             model, init_sync=False, broadcast_buffers=False, find_unused_parameters=True, gradient_as_bucket_view=True
         )
+    if any(one.startswith("late-") for one in options):
+        report_ends()
+        vars(backends)["FINISH_SECONDS"] = vars(migration)["FINISH_SECONDS"] = 60.0
     batches = iter(loader)
     for step in session.steps(until=until):
         if f"gate-{step.number}-{rank}" in options:
@@ -134,6 +170,8 @@ with holdfast.session(model=model, optimizer=optimizer, data=loader) as session:
             where.synchronize()
         optimizer.step()  # this waits for the device: all that lies in its queue has arrived, or the step does not count
         optimizer.zero_grad()
+        if f"late-{rank}" in options and session._recovery is not None and session._recovery.agreed.switch:
+            be_late()
         step.end(reported / 4)
         if session.steps_done == step.number:
             assert received.unique().tolist() == [float(step.number + (rank ^ 1))]
