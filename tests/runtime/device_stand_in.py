@@ -267,9 +267,14 @@ class StandIn:
         self.capturing = False
         """Whether a graph is captured: see `capture`."""
         self.prepared = 0
+        self.connecting = 0
+        """Communicators that have begun to connect."""
         self.hangs = threading.Event()
         """Cleared while no abort comes to its end."""
         self.hangs.set()
+        self.connects = threading.Event()
+        """Cleared while no communicator comes to be connected."""
+        self.connects.set()
         self.launches = threading.Event()
         """Cleared while no call that starts an operation returns."""
         self.launches.set()
@@ -289,7 +294,9 @@ class StandIn:
         """Do nothing: there is one device."""
 
     def connect(self, store: dist.Store, group: Communicator, is_cancelled: Callable[[], bool]) -> StandInCommunicator:
-        """Connect over gloo."""
+        """Connect over gloo. Where it waits for `connects` nobody can call it off, as within NCCL."""
+        self.connecting += 1
+        self.connects.wait()
         options = BuildOptions(devices=(HOST,), timeout=group.timeout, host=group.host, first=True)
         gloo = build(store, "gloo", group.rank, len(group.ranks), options=options, is_cancelled=is_cancelled)
         made = StandInCommunicator(self, gloo, group.rank, group.timeout)

@@ -21,7 +21,7 @@ from holdfast.detectors.evidence import RankProgress
 from holdfast.detectors.training.hang_analysis import explain
 from holdfast.protocol import Message
 from holdfast.runtime.groups import backends, device_library, membership, nccl
-from holdfast.runtime.groups.backends import BackendGroup, GenerationEnded
+from holdfast.runtime.groups.backends import BackendGroup, BuildOptions, GenerationEnded, build
 from holdfast.runtime.groups.device_library import ABORT_STATUS, Communicator
 from holdfast.runtime.groups.operations import InFlightOperations, StepTransaction
 from holdfast.runtime.groups.process_group import ManagedGroup
@@ -295,6 +295,31 @@ def test_a_call_that_never_returns_costs_the_process_after_the_abort(
     wait_until(lambda: replaced, seconds=60)
     assert device.communicators[0].ended.is_set()
     assert mentions(replaced[0], "a call into the device's library")
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_group_that_is_given_up_while_it_connects_costs_the_process_if_that_never_ends(
+    monkeypatch: pytest.MonkeyPatch,
+    ends: bool,  # noqa: FBT001 (whether it does)
+) -> None:
+    """Whoever waits for the group goes on at once. The thread that connects it is in the library, where nobody can end it."""
+    device, replaced = StandIn(), list[str]()
+    device.connects.clear()
+    monkeypatch.setattr(device_library, "GIVEN_UP_SECONDS", 60.0 if ends else 0.1)
+    monkeypatch.setattr(device_library, "replace_process", replaced.append)
+    device_library.use(device)
+    try:
+        options = BuildOptions(devices=(device.name,), timeout=timedelta(minutes=5), host="127.0.0.1", name="pair")
+        with pytest.raises(GenerationEnded):
+            build(dist.HashStore(), "g", 0, 1, options=options, is_cancelled=lambda: device.connecting > 0)
+        if ends:
+            device.connects.set()
+        wait_until(lambda: not any(one.name == "holdfast-connecting" for one in threading.enumerate()), seconds=60)
+        assert len(replaced) == (not ends)
+        assert ends or mentions(replaced[0], "group 'pair'")
+    finally:
+        device.connects.set()
+        device_library._library.clear()
 
 
 def test_a_group_that_the_script_destroys_waits_for_no_peer_that_is_lost(pair: list[tuple[StandIn, ManagedGroup]]) -> None:

@@ -22,7 +22,14 @@ from typing import Any, Final, TypeVar
 
 import torch.distributed as dist
 
-from holdfast.runtime.groups.device_library import Communicator, CommunicatorAborted, DeviceLibrary, abort_all, library
+from holdfast.runtime.groups.device_library import (
+    Communicator,
+    CommunicatorAborted,
+    DeviceLibrary,
+    abort_all,
+    library,
+    must_end_when_given_up,
+)
 from holdfast.runtime.groups.operations import Waits, is_asleep
 
 log = logging.getLogger("holdfast.runtime")
@@ -285,7 +292,8 @@ def build(  # noqa: PLR0913 (who is where, how, and how to cancel it)
 ) -> BackendGroup:
     """Build a group of *size* members over *store*, where all use the same *prefix*.
 
-    Raise `GenerationEnded` as soon as *is_cancelled* returns true: the building thread is then left to its own timeout.
+    Raise `GenerationEnded` as soon as *is_cancelled* returns true: the building thread is then left to its own timeout, or to that of
+    `must_end_when_given_up`.
     """
     return in_thread(lambda: _build(dist.PrefixStore(prefix, store), rank, size, options, is_cancelled), is_cancelled)
 
@@ -321,7 +329,8 @@ def _build(own: dist.Store, rank: int, size: int, options: BuildOptions, is_canc
         ranks = options.ranks or tuple(range(size))
         group = Communicator(name=options.name, rank=rank, ranks=ranks, timeout=options.timeout, arrival=arrival, host=options.host)
         try:
-            backend = device.connect(dist.PrefixStore("device", own), group, is_cancelled)
+            with must_end_when_given_up(options.name, is_cancelled):
+                backend = device.connect(dist.PrefixStore("device", own), group, is_cancelled)
         except BaseException:
             built.close()
             raise

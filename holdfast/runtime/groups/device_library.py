@@ -14,8 +14,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Protocol
@@ -40,6 +40,13 @@ device whose queue is full.
 """
 ABORT_STATUS: Final = 75
 """Exit status of a process whose communicators cannot be aborted (EX_TEMPFAIL: another attempt may succeed)."""
+GIVEN_UP_SECONDS: Final = 300.0
+"""How long a library may go on connecting a group that this process has given up; then the process must be replaced.
+
+Only the library itself can end that, as when it notices the end of a member, or the process's end. Meanwhile training goes on.
+"""
+GIVEN_UP_POLL_SECONDS: Final = 0.05
+"""Interval between two looks whether a group that is being connected has been given up."""
 CALL_POLL_SECONDS: Final = 0.001
 """Interval between two looks whether calls into the library are in progress."""
 FAST_POLL_SECONDS: Final = 0.0001
@@ -200,6 +207,28 @@ def _abort(backend: Any) -> None:  # noqa: ANN401 (a backend of the library)
         backend.abort()
     except RuntimeError as error:  # it has ended, in whatever way: it will not be used again
         log.info("a communicator reported while it was aborted: %s", error)
+
+
+@contextmanager
+def must_end_when_given_up(group: str, is_cancelled: Callable[[], bool]) -> Iterator[None]:
+    """Replace this process when the block, in which a library connects *group*, goes on for `GIVEN_UP_SECONDS` after *is_cancelled*.
+
+    The thread in the block holds what an abort of the half communicator needs. It must not stay for as long as the library likes, with the
+    communicator's memory on the device.
+    """
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(GIVEN_UP_POLL_SECONDS) and not is_cancelled():
+            pass
+        if not ended.wait(GIVEN_UP_SECONDS):
+            replace_process(f"the communicator of group '{group}' was given up {GIVEN_UP_SECONDS:.0f} s ago, and still connects")
+
+    threading.Thread(target=watch, name="holdfast-connecting", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def replace_process(why: str) -> None:

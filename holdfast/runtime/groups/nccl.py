@@ -142,10 +142,12 @@ class Nccl:
     def _carry_one(self, backend: Any, is_cancelled: Callable[[], bool]) -> None:  # noqa: ANN401 (as above)
         """Run an operation of one element, beside what the training thread runs.
 
-        Its call waits until NCCL has connected, and holds what an abort needs. When this is cancelled meanwhile, this thread and its half
-        of a communicator stay until NCCL fails, or torch gives up: after 30 minutes, unless the user sets `TORCH_NCCL_NONBLOCKING_TIMEOUT`.
-        It is not set lower here, as it holds for every call: the first message to a rank that still compiles waits in one, and so does any
-        operation while the queue of the device, which waits for a slow rank, is full.
+        Its call waits until NCCL has connected, and holds the mutex that an abort needs; torch shows nobody whether NCCL has, and gives
+        nobody the communicator, without that mutex. When this is cancelled meanwhile, this thread and its half of a communicator stay until
+        NCCL fails, torch gives up (after 30 minutes, unless the user sets `TORCH_NCCL_NONBLOCKING_TIMEOUT`), or this process is replaced:
+        `device_library.must_end_when_given_up`. torch's own limit is not set lower here, as it holds for every call: the first message to
+        a rank that still compiles waits in one, and so does any operation while the queue of the device, which waits for a slow rank, is
+        full.
         """
         with torch.cuda.stream(torch.cuda.Stream(self._device)):
             backend.allreduce([torch.ones(1, device=self._device)], dist.AllreduceOptions()).wait()
