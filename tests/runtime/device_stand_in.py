@@ -9,6 +9,7 @@ as CUDA and NCCL do where the runtime depends on it:
   the library reports an error meanwhile is a setting, as that depends on what connects the ranks (`reports_errors`).
 - An abort waits until the whole device is idle, so that aborting one communicator after the other waits for ever.
 - A call that starts an operation may block (`launches`). An abort meanwhile takes the communicator from under it, and it never returns.
+- A collective whose options ask for no work (``asyncOp``) holds up the queue of computation by itself, and returns None.
 - While a shutdown waits for the other members (`closings`) it holds the communicator, and no abort of it begins.
 - A message that is started by itself ends when the other rank has begun to receive it; two ranks that both send first deadlock. Messages
   that are started as one do not.
@@ -162,24 +163,28 @@ class StandInCommunicator:
         if not ended:
             self.aborted.wait()
 
-    def _collective(self, name: str, outputs: list[Tensor], call: Callable[[Any], Any]) -> Work:
+    def _collective(self, name: str, outputs: list[Tensor], opts: Any, call: Callable[[Any], Any]) -> Work | None:
         gloo = self._gloo.backend(HOST)
-        return self._start(outputs, lambda: [(name, call(gloo))])
+        work = self._start(outputs, lambda: [(name, call(gloo))])
+        if opts.asyncOp:
+            return work
+        work.wait()
+        return None
 
-    def allreduce(self, tensors: list[Tensor], opts: Any) -> Work:
+    def allreduce(self, tensors: list[Tensor], opts: Any) -> Work | None:
         """See torch's."""
-        return self._collective("allreduce", tensors, lambda gloo: gloo.allreduce(tensors, opts))
+        return self._collective("allreduce", tensors, opts, lambda gloo: gloo.allreduce(tensors, opts))
 
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any) -> Work:
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any) -> Work | None:
         """See torch's."""
-        return self._collective("allreduce_coalesced", tensors, lambda gloo: gloo.allreduce_coalesced(tensors, opts))
+        return self._collective("allreduce_coalesced", tensors, opts, lambda gloo: gloo.allreduce_coalesced(tensors, opts))
 
-    def broadcast(self, tensors: list[Tensor], opts: Any) -> Work:
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> Work | None:
         """See torch's."""
-        return self._collective("broadcast", tensors, lambda gloo: gloo.broadcast(tensors, opts))
+        return self._collective("broadcast", tensors, opts, lambda gloo: gloo.broadcast(tensors, opts))
 
-    def _allgather_base(self, output: Tensor, tensor: Tensor, opts: Any) -> Work:
-        return self._collective("all_gather_single", [output], lambda gloo: gloo._allgather_base(output, tensor, opts))
+    def _allgather_base(self, output: Tensor, tensor: Tensor, opts: Any) -> Work | None:
+        return self._collective("all_gather_single", [output], opts, lambda gloo: gloo._allgather_base(output, tensor, opts))
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> Work | None:
         """Send, and wait until the other rank receives."""

@@ -195,6 +195,21 @@ def test_a_wait_returns_at_once_and_an_operation_stays_marked_until_the_device_h
     assert busy_for <= waited <= took
 
 
+def test_an_operation_that_the_script_waits_for_at_once_can_be_waited_for(pair: list[tuple[StandIn, ManagedGroup]]) -> None:
+    """Torch asks for no work then, and NCCL returns none: nothing would mark the operation, nor end the wait for it."""
+    here = [torch.full((2,), rank + 1.0) for rank in (0, 1)]
+    for rank, (_, group) in enumerate(pair):
+        options = dist.AllreduceOptions()
+        options.asyncOp = False  # as `torch.distributed.all_reduce` does
+        work = group.allreduce([here[rank]], options)
+        assert [mark.name for mark in group.in_flight.pending.values()] == ["allreduce"]
+        work.wait()
+    for device, group in pair:
+        device.synchronize()
+        assert group.in_flight.settle()
+    assert [one.tolist() for one in here] == [[3.0, 3.0]] * 2
+
+
 def test_messages_that_start_as_one_do_not_wait_for_each_other(pair: list[tuple[StandIn, ManagedGroup]]) -> None:
     """Both ranks send first. One after the other that can never end; as one, as `batch_isend_irecv` starts them, it does."""
     received = [torch.zeros(5), torch.zeros(5)]

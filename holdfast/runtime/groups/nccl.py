@@ -191,14 +191,15 @@ class Nccl:
         return int(torch.cuda.current_stream(self._device).cuda_stream)
 
     def record(self) -> torch.cuda.Event:
-        """Return an event in the current stream."""
+        """Return an event in the current stream of this rank's GPU: a thread of the script's may never have chosen one."""
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def is_capturing(self) -> bool:
         """Ask for the current stream, which is that of the capture, or one that waits for it."""
-        return torch.cuda.is_current_stream_capturing()
+        with torch.cuda.device(self._device):  # or the question would make a context on the first GPU, in such a thread
+            return torch.cuda.is_current_stream_capturing()
 
     def empty(self) -> Tensor:
         """Return a tensor of one element on this rank's GPU."""

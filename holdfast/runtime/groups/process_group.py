@@ -605,16 +605,17 @@ class ManagedGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401 (torch's signatures, here and below)
         """See `torch.distributed.all_reduce`."""
-        tensors, opts = _as_list(tensors), opts or dist.AllreduceOptions()
-        if not isinstance(opts, dist.AllreduceOptions):  # a bare operator, as some callers in torch pass
+        tensors = _as_list(tensors)
+        if opts is not None and not isinstance(opts, dist.AllreduceOptions):  # a bare operator, as some callers in torch pass
             bare, opts = opts, dist.AllreduceOptions()
             opts.reduceOp = bare
+        opts = _with_work(opts, dist.AllreduceOptions)
         _check_average(opts, tensors)
         return self._run("allreduce", tensors, tensors, lambda backend: backend.allreduce(tensors, opts))
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.all_reduce_coalesced`."""
-        tensors, opts = _as_list(tensors), opts or dist.AllreduceCoalescedOptions()
+        tensors, opts = _as_list(tensors), _with_work(opts, dist.AllreduceCoalescedOptions)
         _check_average(opts, tensors)
         return self._run("allreduce_coalesced", tensors, tensors, lambda backend: backend.allreduce_coalesced(tensors, opts))
 
@@ -624,29 +625,30 @@ class ManagedGroup(dist.ProcessGroup):
         if not isinstance(opts, dist.BroadcastOptions):  # a bare root rank, as some callers in torch pass
             root, opts = int(opts or 0), dist.BroadcastOptions()
             opts.rootRank, opts.rootTensor = root, 0
+        opts = _with_work(opts, dist.BroadcastOptions)
         outputs = [] if opts.rootRank == self.rank() else tensors
         return self._run("broadcast", outputs, tensors, lambda backend: backend.broadcast(tensors, opts))
 
     def reduce(self, tensors: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.reduce`."""
-        tensors, opts = _as_list(tensors), opts or dist.ReduceOptions()
+        tensors, opts = _as_list(tensors), _with_work(opts, dist.ReduceOptions)
         _check_average(opts, tensors)
         outputs = tensors if opts.rootRank == self.rank() else []
         return self._run("reduce", outputs, tensors, lambda backend: backend.reduce(tensors, opts))
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.all_gather`."""
-        lists, inputs, opts = [list(one) for one in outputs], _as_list(inputs), opts or c10d.AllgatherOptions()
+        lists, inputs, opts = [list(one) for one in outputs], _as_list(inputs), _with_work(opts, c10d.AllgatherOptions)
         return self._run("allgather", _flat(lists), inputs, lambda backend: backend.allgather(lists, inputs, opts))
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.all_gather_coalesced`."""
-        lists, inputs, opts = [list(one) for one in outputs], _as_list(inputs), opts or c10d.AllgatherOptions()
+        lists, inputs, opts = [list(one) for one in outputs], _as_list(inputs), _with_work(opts, c10d.AllgatherOptions)
         return self._run("allgather_coalesced", _flat(lists), inputs, lambda backend: backend.allgather_coalesced(lists, inputs, opts))
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.all_gather_into_tensor`."""
-        opts = opts or c10d.AllgatherOptions()
+        opts = _with_work(opts, c10d.AllgatherOptions)
         return self._run("all_gather_single", [output], [tensor], lambda backend: backend._allgather_base(output, tensor, opts))  # noqa: SLF001
 
     _allgather_base = all_gather_single
@@ -659,13 +661,13 @@ class ManagedGroup(dist.ProcessGroup):
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.reduce_scatter`."""
-        outputs, lists, opts = _as_list(outputs), [list(one) for one in inputs], opts or dist.ReduceScatterOptions()
+        outputs, lists, opts = _as_list(outputs), [list(one) for one in inputs], _with_work(opts, dist.ReduceScatterOptions)
         _check_average(opts, outputs)
         return self._run("reduce_scatter", outputs, _flat(lists), lambda backend: backend.reduce_scatter(outputs, lists, opts))
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.reduce_scatter_tensor`."""
-        opts = opts or dist.ReduceScatterOptions()
+        opts = _with_work(opts, dist.ReduceScatterOptions)
         _check_average(opts, [output])
         return self._run("reduce_scatter_single", [output], [tensor], lambda backend: backend._reduce_scatter_base(output, tensor, opts))  # noqa: SLF001
 
@@ -679,7 +681,7 @@ class ManagedGroup(dist.ProcessGroup):
 
     def all_to_all_single(self, output: Tensor, tensor: Tensor, out_splits: Any, in_splits: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.all_to_all_single`."""
-        opts = opts or dist.AllToAllOptions()
+        opts = _with_work(opts, dist.AllToAllOptions)
 
         def call(backend: Any) -> Any:  # noqa: ANN401
             return backend.alltoall_base(output, tensor, list(out_splits), list(in_splits), opts)
@@ -690,17 +692,17 @@ class ManagedGroup(dist.ProcessGroup):
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.all_to_all`."""
-        outputs, inputs, opts = _as_list(outputs), _as_list(inputs), opts or dist.AllToAllOptions()
+        outputs, inputs, opts = _as_list(outputs), _as_list(inputs), _with_work(opts, dist.AllToAllOptions)
         return self._run("alltoall", outputs, inputs, lambda backend: backend.alltoall(outputs, inputs, opts))
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.gather`."""
-        lists, inputs, opts = [list(one) for one in outputs], _as_list(inputs), opts or dist.GatherOptions()
+        lists, inputs, opts = [list(one) for one in outputs], _as_list(inputs), _with_work(opts, dist.GatherOptions)
         return self._run("gather", _flat(lists), inputs, lambda backend: backend.gather(lists, inputs, opts))
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> dist.Work:  # noqa: ANN401
         """See `torch.distributed.scatter`."""
-        outputs, lists, opts = _as_list(outputs), [list(one) for one in inputs], opts or dist.ScatterOptions()
+        outputs, lists, opts = _as_list(outputs), [list(one) for one in inputs], _with_work(opts, dist.ScatterOptions)
         return self._run("scatter", outputs, _flat(lists), lambda backend: backend.scatter(outputs, lists, opts))
 
     def send(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:  # noqa: ANN401
@@ -769,6 +771,16 @@ class _WorkGroup(_Work):
 
 def _as_list(tensors: Any) -> list[Tensor]:  # noqa: ANN401 (torch passes lists, C++ vectors, or one tensor)
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def _with_work(opts: Any, kind: Callable[[], Any]) -> Any:  # noqa: ANN401 (any of torch's options)
+    """Return *opts*, or the defaults of *kind*, so that the backend returns a work to wait for.
+
+    torch asks for none where the script waits at once: NCCL then puts the operation into the script's own stream, and returns None.
+    """
+    opts = opts or kind()
+    opts.asyncOp = True
+    return opts
 
 
 def _check_average(opts: Any, tensors: list[Tensor]) -> None:  # noqa: ANN401 (any of torch's options with a `reduceOp`)

@@ -75,7 +75,7 @@ _NVML_CHECK: Final = "PYTORCH_NVML_BASED_CUDA_CHECK"
 def _preload(modules: list[str]) -> list[str]:
     """Import *modules* and return those that could be; one that fails is left to the script.
 
-    Exit with a message when one of them has initialised CUDA: no fork of this process could use a GPU.
+    Exit with a message when one of them has used CUDA: no fork of this process could use a GPU.
     """
     before = os.environ.get(_NVML_CHECK)
     os.environ[_NVML_CHECK] = "1"
@@ -90,13 +90,28 @@ def _preload(modules: list[str]) -> list[str]:
 
 
 def _refuse_cuda(what: str) -> None:
-    """Exit if CUDA is initialised in this process; *what* has run since the last look."""
+    """Exit if CUDA was used in this process, so that no fork of it can use a GPU; *what* has run since the last look."""
     torch = sys.modules.get("torch")
-    if torch is not None and getattr(torch, "cuda", None) is not None and torch.cuda.is_initialized():
+    if torch is None or getattr(torch, "cuda", None) is None:
+        return
+    if torch.cuda.is_initialized() or (_forks_lack_cuda(torch) and torch._C._cuda_getDeviceCount()):  # noqa: SLF001 (no public function tells)
         sys.exit(
             f"the import of {what} initialised CUDA, which no process that is forked from this one could use: move its CUDA calls into "
             "functions, or take it out of `preload` in the job file"
         )
+
+
+def _forks_lack_cuda(torch: ModuleType) -> bool:
+    """Return whether torch refuses CUDA in a fork of this process: counting the GPUs is enough for that, and only a fork can tell.
+
+    The count itself must be asked afterwards: without a GPU it makes no difference.
+    """
+    if not hasattr(torch._C, "_cuda_isInBadFork"):  # noqa: SLF001 (as above)
+        return False  # built without CUDA
+    fork = os.fork()
+    if not fork:
+        os._exit(int(torch._C._cuda_isInBadFork()))  # noqa: SLF001 (as above)
+    return bool(os.waitpid(fork, 0)[1])
 
 
 def _import(name: str) -> list[str]:
