@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.memstore import shared_memory, store_folders
-from tests.integration.stage import Stage
+from tests.integration.stage import ENDLESS, Stage
 from tests.waiting import wait_until
 
 API_KEY = "pnu_thekeyofthisprefectthatnobodymaysee"
@@ -44,7 +44,7 @@ def test_a_job_opens_no_port_of_the_orchestrator_and_shows_its_secrets_to_nobody
     """Looked at while it trains and once it has ended: sockets, command lines, modes, and every byte that it left."""
     history = f"sqlite:///{stage.home / 'history.db'}"
     stage.environment |= {"PREFECT_API_KEY": API_KEY, "HOLDFAST_HISTORY": history}
-    play = stage.play("secretive", args=["--steps", "300"], nnodes=2, nproc_per_node=1, env={"SCRIPT_SECRET": OWN})
+    play = stage.play("secretive", args=ENDLESS, nnodes=2, nproc_per_node=1, env={"SCRIPT_SECRET": OWN})
     play.steps_to(3)
     folder = stage.home / "jobs" / "secretive"
     token = (folder / "token").read_text().split()[1]

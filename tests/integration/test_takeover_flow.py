@@ -34,17 +34,17 @@ def hot_spares(play: Play) -> dict[str, dict[str, Any]]:
 
 
 def stands_by(play: Play, count: int = 1) -> None:
-    """Wait until so many hot spares are ready."""
+    """Wait until so many hot spares are ready, and all ranks at work."""
     wait_until(
-        lambda: sum(one["ready"] for one in hot_spares(play).values()) >= count,
-        seconds=30,
+        lambda: sum(one["ready"] for one in hot_spares(play).values()) >= count and play.chaos.complete(),
+        seconds=60,
         explain=lambda: f"{hot_spares(play)}\n{play.log()}",
     )
 
 
 def recovered(play: Play, number: int = 1) -> None:
     """Wait until incident *number* is closed."""
-    wait_until(lambda: len(play.incidents()) >= number and all(one.outcome for one in play.incidents()), seconds=30, explain=play.log)
+    wait_until(lambda: len(play.incidents()) >= number and all(one.outcome for one in play.incidents()), seconds=60, explain=play.log)
 
 
 def goes_on(play: Play) -> None:
@@ -137,7 +137,7 @@ def test_groups_that_broke_without_a_lost_rank_cost_the_step_and_no_process(stag
     play = begun(stage, "blip", "--each", each, **TWO)
     play.steps_to(10)
     before = play.pids()
-    wait_until(lambda: play.saw(1), seconds=30, explain=play.log)
+    wait_until(lambda: play.saw(1), seconds=60, explain=play.log)
     recovered(play)
     goes_on(play)
     assert [(one.kind, one.action, one.outcome) for one in play.incidents()] == [("group-broken", "retry-step", "recovered")], play.log()
@@ -245,14 +245,14 @@ def test_ranks_move_to_another_node_while_training_goes_on(stage: Stage) -> None
 def test_a_flow_that_comes_later_takes_the_hot_spares_over_and_ends_what_another_began(stage: Stage) -> None:
     """It learns from agents and history what waits and who is what; a replacement that comes to nothing is followed by a restart."""
     stuck = "if order['do'] == 'regroup' and rank == 0 and order['generation'] == 3: time.sleep(600)"
-    play = begun(stage, "heirs", "--on", stuck, **SPARE, timeouts={"recovery": {"replace_ranks": "3s"}})
+    play = begun(stage, "heirs", "--on", stuck, **SPARE, timeouts={"recovery": {"replace_ranks": "10s"}})
     stands_by(play)
     before = play.pids()
     waiting = next(iter(hot_spares(play).values()))["pid"]
     play.dies()
     play = stage.again("heirs", play.spec)
     wait_until(
-        lambda: any("reattached" in one.text for one in queries.job_events(stage.history, play.job.id)), seconds=30, explain=play.log
+        lambda: any("reattached" in one.text for one in queries.job_events(stage.history, play.job.id)), seconds=60, explain=play.log
     )
     play.chaos.kill(1)
     recovered(play)
@@ -278,7 +278,7 @@ def test_a_flow_that_dies_in_any_state_of_a_takeover_is_replaced(stage: Stage) -
     for number, state in enumerate(("DIAGNOSING", "ISOLATING", "RESCHEDULING", "RESUMING"), 1):
         seen = len(queries.transitions(stage.history, play.job.id))
         play.chaos.kill(1)
-        wait_until(partial(has_been_in, play, state, seen), seconds=30, explain=play.log)
+        wait_until(partial(has_been_in, play, state, seen), seconds=60, explain=play.log)
         play.dies()
         play = stage.again("dies-in-a-recovery", play.spec)
         recovered(play, number)
