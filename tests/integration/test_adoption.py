@@ -209,10 +209,10 @@ def test_a_second_flow_is_refused_and_harms_nothing(stage: Stage) -> None:
 @pytest.mark.long
 def test_an_agent_without_a_flow_ends_with_its_workers_when_the_lease_runs_out(stage: Stage) -> None:
     """No flow, no training for ever: what no controller runs must not hold nodes."""
-    play = stage.play("lease", args=ENDLESS, **TWO, timeouts={"lease": "2s"})
+    play = stage.play("lease", args=ENDLESS, **TWO, timeouts={"lease": "10s"})
     play.steps_to(5)
     play.dies()
-    wait_until(lambda: not stage.left(), seconds=60, explain=lambda: str(stage.left()))
+    wait_until(lambda: not stage.left(), seconds=90, explain=lambda: str(stage.left()))
 
 
 @pytest.mark.long

@@ -317,7 +317,7 @@ def test_ctrl_c_stops_the_job(place: Place) -> None:
 
 @pytest.mark.long
 def test_ctrl_c_before_the_job_began_leaves_nothing(place: Place) -> None:
-    """While the flow still starts."""
+    """While the flow still starts; its launcher may have submitted the job just before, which is cancelled then."""
     child = place.start("run", place.job("early", NAP))
     assert child.stdout
     assert "Job 'early'" in child.stdout.readline()
@@ -325,7 +325,7 @@ def test_ctrl_c_before_the_job_began_leaves_nothing(place: Place) -> None:
     said, _ = child.communicate(timeout=SECONDS)
     assert child.returncode == 130, said
     gone(place)
-    assert place.pid() == ""
+    assert place.state("early") in ({"CANCELLED"} if place.pid() else {"", "CANCELLED"})
 
 
 @pytest.mark.long
