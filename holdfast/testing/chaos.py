@@ -79,9 +79,18 @@ class Chaos:
             time.sleep(RETRY_SECONDS)
 
     def signal(self, rank: int, number: int) -> float:
-        """Send a signal to the process of *rank*."""
-        os.kill(self.ranks()[rank].pid, number)
-        return time.time()
+        """Send a signal to the process of *rank*; try again if it has none, as one that is being replaced."""
+        attempts = 1
+        while True:
+            try:
+                os.kill(self.ranks()[rank].pid, number)
+            except (KeyError, ProcessLookupError) as error:
+                if attempts == ATTEMPTS:
+                    raise LookupError(f"rank {rank} of job {self._job} has no process") from error
+            else:
+                return time.time()
+            attempts += 1
+            time.sleep(RETRY_SECONDS)
 
     def kill(self, rank: int) -> float:
         """Kill *rank* by SIGKILL."""

@@ -6,7 +6,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
@@ -16,8 +16,8 @@ from holdfast.control.agents.reactor import EventQueue
 from holdfast.protocol import LineBuffer, Message, encode
 from tests.waiting import wait_until
 
-GAP = 0.3
-"""Seconds of silence after which what arrives may be old."""
+GAP = 3600.0
+"""Seconds of silence after which what arrives may be old: more than any test takes, so that none is silent for so long by itself."""
 
 
 class Held:
@@ -81,12 +81,19 @@ def client(agent: Held) -> Iterator[AgentClient]:
     wait_until(lambda: client._last_event == 1, seconds=60)
     assert client.catching_up is None
     assert client.known_until == client.last_received
-    time.sleep(2 * GAP)
+    falls_silent(client)
     agent.say({"event": "steps", "seq": 2})
-    wait_until(lambda: client.catching_up is not None, seconds=60)
+    wait_until(lambda: client._last_event == 2, seconds=60)
+    assert client.catching_up is not None
     yield client
     client.close()
     agent.join()
+
+
+def falls_silent(client: AgentClient) -> None:
+    """Have what *client* received last be older than the gap."""
+    client.last_received -= 2 * GAP
+    client.known_until -= 2 * GAP
 
 
 def test_what_arrives_after_a_silence_is_known_to_be_complete_once_a_ping_from_after_it_is_answered(
@@ -118,7 +125,48 @@ def test_a_ping_from_the_silence_tells_only_of_the_time_until_then(agent: Held, 
     agent.answer("ping")
     wait_until(lambda: client.known_until >= asked, seconds=60)
     assert client.catching_up is not None
-    assert client._probe is None, "the next ping is sent"
+    client.ping()
+    agent.answer("ping")  # the next one is sent
+
+
+def test_an_answer_that_is_here_before_the_ping_has_returned_does_not_keep_the_next_silence_from_ending(
+    agent: Held, client: AgentClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the thread that sends it has to wait for a processor: the reactor handles the answer meanwhile."""
+    send = client.send
+
+    def late(command: str, callback: Callable[[Message], None], **facts: object) -> int:
+        number = send(command, callback, **facts)
+        agent.answer(command)
+        wait_until(lambda: number not in client._unanswered and client.catching_up is None, seconds=60)
+        return number
+
+    monkeypatch.setattr(client, "send", late)
+    client.ping()
+    monkeypatch.undo()
+    falls_silent(client)
+    agent.say({"event": "steps", "seq": 3})
+    wait_until(lambda: client.catching_up is not None, seconds=60)
+    client.ping()
+    agent.answer("ping")
+    wait_until(lambda: client.catching_up is None, seconds=60)
+
+
+def test_a_command_that_is_given_up_while_the_connection_is_restored_does_not_end_that(agent: Held, client: AgentClient) -> None:
+    """Whoever waited for its answer forgets it in another thread, just when all commands are sent again."""
+
+    class GivenUp(dict[int, bytes]):
+        """Commands one of which is forgotten as soon as somebody has begun to go through them."""
+
+        def __iter__(self) -> Iterator[int]:
+            numbers = list(super().__iter__())
+            self.pop(77, None)
+            return iter(numbers)
+
+    client._unanswered = GivenUp({77: encode({"id": 77, "do": "ping"}), 78: encode({"id": 78, "do": "stop"})})
+    agent.break_off()
+    agent.answer("stop")
+    wait_until(lambda: client.disconnected_since is None and 78 not in client._unanswered, seconds=60)
 
 
 def test_a_new_connection_is_behind_until_its_events_were_replayed(agent: Held, client: AgentClient) -> None:

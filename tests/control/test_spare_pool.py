@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -105,3 +107,38 @@ def test_a_closed_pool_starts_no_agent(cluster: LocalCluster, tmp_path: Path) ->
         fleet.bring_up("node-0")
     assert closed.value.node == "node-0"
     assert not (tmp_path / "node-0").exists()
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda pool: pool.alive(),
+        lambda pool: pool.connected(),
+        lambda pool: pool.disconnected(),
+        lambda pool: pool.silent(0.0),
+        lambda pool: pool.all_silent(3600.0),
+        lambda pool: pool.last_contact,
+        lambda pool: pool.cut_off(),
+        lambda pool: pool.reconnecting(),
+    ],
+    ids=["alive", "connected", "disconnected", "silent", "all-silent", "last-contact", "cut-off", "reconnecting"],
+)
+def test_a_node_that_comes_up_while_the_controller_looks_at_the_others_does_not_end_it(
+    look: Callable[[AgentPool], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that brings it up may run between any two of them."""
+    pool = AgentPool(cast("Any", SimpleNamespace(remote=True, is_reachable=lambda _: True, close=lambda: None)), {"job": "j"}, epoch=1)
+
+    class Seen(SimpleNamespace):
+        """A client of an agent; as soon as somebody looks at it, one more node has come up."""
+
+        def __getattribute__(self, name: str) -> Any:
+            pool.clients.setdefault("n2", cast("Any", SimpleNamespace(**vars(other))))
+            return super().__getattribute__(name)
+
+    other = SimpleNamespace(lost_reason=None, is_unreachable=False, disconnected_since=None, failed_attempts=0, last_received=0.0)
+    pool.clients |= {name: cast("Any", Seen(**vars(other))) for name in ("n0", "n1")}
+    look(pool)
+    assert set(pool.clients) == {"n0", "n1", "n2"}
+    monkeypatch.setattr(pool, "clients", {})
+    pool.close(end=False)

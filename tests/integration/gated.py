@@ -10,24 +10,25 @@ import sys
 import time
 from pathlib import Path
 
-from holdfast.runtime.groups.recovery_manager import RecoveryManager
+from holdfast.runtime.session import Session, Step
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 folder, gates, example = Path(sys.argv[1]), {int(one) for one in sys.argv[2].split(",")}, sys.argv[3]
-begin = RecoveryManager.begin
+begin = Session._begin_step
 
 
-def held(self: RecoveryManager, step: int) -> None:
-    """Wait at the gate of *step*, if there is one, and go on."""
-    while step in gates and not (folder / f"gate-{step}").exists():
+def held(self: Session, *, warming_up: bool = False) -> Step:
+    """Wait at the gate of the step that is to begin, if there is one, and go on."""
+    step = self.steps_done + 1
+    while not warming_up and step in gates and not (folder / f"gate-{step}").exists():
         time.sleep(0.005)
-    begin(self, step)
+    return begin(self, warming_up=warming_up)
 
 
-RecoveryManager.begin = held  # type: ignore[method-assign]
+Session._begin_step = held  # type: ignore[method-assign]
 sys.path.insert(0, str(EXAMPLES))
 sys.argv = [str(EXAMPLES / example), *sys.argv[4:]]
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")
 finally:
-    RecoveryManager.begin = begin  # type: ignore[method-assign]
+    Session._begin_step = begin  # type: ignore[method-assign]

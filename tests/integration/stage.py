@@ -28,6 +28,8 @@ from tests.integration.flow_server import Flow, Flows, prefect_of
 from tests.waiting import wait_until
 
 PACED = Path(__file__).with_name("paced.py")
+ENDLESS = ["--steps", "100000"]
+"""For jobs that go on until a test has seen what it wants to see, and ends them (`Play.stops`, `Play.finishes`)."""
 BOOTED = "Nov 21 09:00:00 n0 kernel: Linux version 6.8.0\n"
 """What a kernel's log has before a test writes to it."""
 
@@ -88,6 +90,14 @@ class Play:
         for job in queries.jobs(self.stage.history, self.name, limit=1):
             self._holds_together(job)
         return status
+
+    def finishes(self) -> int:
+        """Have the paced script end by itself some steps from now; return the flow's exit status: no fault can miss a job that waits so."""
+        end = self.spec.with_name("last-step")
+        beside = end.with_suffix(".new")
+        beside.write_text(str(self.chaos.step() + 5))
+        beside.replace(end)
+        return self.ends()
 
     def stops(self) -> None:
         """Have the job stopped, as a person does, and see it end so."""

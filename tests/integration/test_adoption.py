@@ -19,12 +19,10 @@ from holdfast.history import Lease, queries
 from holdfast.host.ports import free_port
 from holdfast.host.process import is_alive, started_at
 from tests.integration.conftest import PrefectServer, answers
-from tests.integration.stage import Play, Stage
+from tests.integration.stage import ENDLESS, Play, Stage
 from tests.waiting import wait_until
 
 TWO = {"nnodes": 2, "nproc_per_node": 1}
-ENDLESS = ["--steps", "100000"]
-"""For jobs that a test stops once it has seen what it wants to see."""
 
 
 def curve(play: Play) -> list[int]:
@@ -110,7 +108,7 @@ def test_a_fault_while_no_flow_lives_is_found_by_the_next_one(stage: Stage) -> N
     """It is in the agent's journal."""
     play = stage.play("between", args=ENDLESS, **TWO)
     play.steps_to(10)
-    pid = wait_until(lambda: play.pids().get(1), seconds=30, explain=play.log)
+    pid = wait_until(lambda: play.pids().get(1), seconds=60, explain=play.log)
     assert pid is not None
     play.dies()
     os.kill(pid, signal.SIGKILL)
@@ -136,11 +134,13 @@ def test_a_node_lost_while_no_flow_lives_is_replaced_by_the_next_one(stage: Stag
 @pytest.mark.long
 def test_a_job_that_finished_while_no_flow_lived_is_completed_by_the_next_one(stage: Stage) -> None:
     """Nothing is run twice."""
-    play = stage.play("finished", args=["--steps", "30"], **TWO)
+    waits = "while step == 20 and not os.path.exists('gate'): time.sleep(0.05)"
+    play = stage.play("finished", args=["--steps", "30", "--each", waits], **TWO)
     play.steps_to(10)
     workers = [(pid, started_at(pid)) for pid in play.pids().values()]
     play.dies()
-    wait_until(lambda: not any(is_alive(*worker) for worker in workers), seconds=30)
+    (play.spec.parent / "gate").touch()
+    wait_until(lambda: not any(is_alive(*worker) for worker in workers), seconds=60)
     again = stage.again("finished", play.spec)
     assert again.ends() == 0, again.log()
     assert again.kinds() == []
@@ -157,7 +157,7 @@ def test_a_flow_killed_in_the_middle_of_a_recovery_is_replaced(stage: Stage) -> 
     for number, state in enumerate(("DIAGNOSING", "ISOLATING", "RESCHEDULING", "RESUMING"), 1):
         moves = len(queries.transitions(stage.history, play.job.id))
         play.chaos.kill(1)
-        wait_until(partial(has_been_in, play, state, moves), seconds=30, explain=play.log)
+        wait_until(partial(has_been_in, play, state, moves), seconds=60, explain=play.log)
         play.dies()
         play = stage.again("middle", play.spec)
         answered(play, number)
@@ -209,10 +209,10 @@ def test_a_second_flow_is_refused_and_harms_nothing(stage: Stage) -> None:
 @pytest.mark.long
 def test_an_agent_without_a_flow_ends_with_its_workers_when_the_lease_runs_out(stage: Stage) -> None:
     """No flow, no training for ever: what no controller runs must not hold nodes."""
-    play = stage.play("lease", args=ENDLESS, **TWO, timeouts={"lease": "2s"})
+    play = stage.play("lease", args=ENDLESS, **TWO, timeouts={"lease": "10s"})
     play.steps_to(5)
     play.dies()
-    wait_until(lambda: not stage.left(), seconds=30, explain=lambda: str(stage.left()))
+    wait_until(lambda: not stage.left(), seconds=90, explain=lambda: str(stage.left()))
 
 
 @pytest.mark.long

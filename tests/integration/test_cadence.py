@@ -21,7 +21,8 @@ SAVES = (
 def test_a_recovery_takes_the_cadence_that_the_measured_figures_ask_for(stage: Stage) -> None:
     """From 40 steps, the most allowed, to fewer: saves cost a millisecond, and a fault came within the first seconds."""
     plan = {"interval": "auto", "min_interval": 2, "max_interval": 40}
-    args = ["--steps", "200", "--pace", "0.02", "--each", SAVES]
+    waits = "while generation == 1 and step == 140: time.sleep(1)"  # for the fault, which comes before a fourth save
+    args = ["--steps", "200", "--pace", "0.02", "--each", f"{SAVES}\n{waits}"]
     play = stage.play("paced-saves", args=args, nnodes=2, nproc_per_node=1, checkpoint=plan)
     play.chaos.at_step(130, lambda: play.chaos.kill(1))
     assert play.ends() == 0, play.log()
@@ -40,7 +41,8 @@ def test_a_recovery_takes_the_cadence_that_the_measured_figures_ask_for(stage: S
 
 def test_a_running_job_goes_over_to_the_measured_cadence_with_a_save(stage: Stage) -> None:
     """Without a fault: once three saves have shown how little is gained by so many, there are as few as allowed."""
-    args = ["--steps", "900", "--pace", "0.01", "--each", SAVES]
+    waits = "while rank == 0 and step == 550 and not line.may_commit(step).every: time.sleep(0.05)"  # for the controller's word
+    args = ["--steps", "900", "--pace", "0.01", "--each", f"{SAVES}\n{waits}"]
     play = stage.play("quiet", args=args, nnodes=2, nproc_per_node=1, checkpoint={"interval": "auto", "max_interval": 400})
     assert play.ends() == 0, play.log()
     assert play.kinds() == []

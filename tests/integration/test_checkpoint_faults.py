@@ -16,6 +16,7 @@ from tests.integration.stage import Stage
 from tests.waiting import wait_until
 
 SCRIPT = str(Path(__file__).parents[2] / "examples" / "byte_gpt.py")
+GATED = str(Path(__file__).with_name("gated.py"))
 SMALL = ["--width", "32", "--layers", "1", "--heads", "2", "--context", "16", "--batch", "2", "--bytes", "100000"]
 
 
@@ -66,8 +67,8 @@ def test_a_flipped_bit_in_the_newest_checkpoint_sends_the_job_to_the_one_before(
     }  # with state in memory no checkpoint would be needed
     args = ["--steps", "40", "--stock-groups", *SMALL]  # with managed groups no checkpoint would be needed
     results = [stage.home / "flipped.json", stage.home / "calm.json"]
-    given = [*args, "--result", str(results[0])]
-    play = stage.play("flipped", script=SCRIPT, args=given, **nodes, checkpoint=plan, env={"OMP_NUM_THREADS": "1"})
+    given = [str(stage.home), "18", "byte_gpt.py", *args, "--result", str(results[0])]
+    play = stage.play("flipped", script=GATED, args=given, **nodes, checkpoint=plan, env={"OMP_NUM_THREADS": "1"})
     play.steps_to(12)
     play.chaos.stop(1)  # no further one is begun, but the one in work may come to its end
     flipped = dict[int, Path]()
@@ -80,6 +81,7 @@ def test_a_flipped_bit_in_the_newest_checkpoint_sends_the_job_to_the_one_before(
         return play.saw(1)
 
     wait_until(flip_newest, seconds=60, explain=play.log)
+    (stage.home / "gate-18").touch()
     assert play.ends() == 0, play.log()
     assert play.kinds() == ["worker-stopped"]
     corrupt = [one for one in queries.faults(stage.history, play.job.id) if one.kind == "checkpoint-corrupt"]

@@ -41,8 +41,8 @@ def test_nodes_are_shown_and_only_changes_reported(prefect_server: PrefectServer
     assert [one["state_type"] for one in (first, second)] == ["COMPLETED"] * 2
     assert "3 nodes in" in first["state"]["message"]
     assert "1 unreachable" in second["state"]["message"]
-    tasks = asked(prefect_server, "task_runs/filter", flow_runs=by_name)
     verbs = ("probe", "assess", "record", "publish")
+    tasks = wait_until(lambda: ended_tasks(prefect_server, by_name, 4 * len(verbs)), seconds=60)
     assert sorted(one["name"] for one in tasks) == sorted(4 * [f"{verb} the nodes of checked" for verb in verbs]), "one task a sweep"
     said = [one["state"]["message"] for one in tasks]
     assert all(said), "each says what it did"
@@ -63,6 +63,13 @@ def test_nodes_are_shown_and_only_changes_reported(prefect_server: PrefectServer
         assert changes.count(("node-1", "unreachable")) == 1
         assert health_by_node(history, "checked")["node-1"].status == "unreachable"
     assert len(unreachable(prefect_server)) == 1
+
+
+def ended_tasks(server: PrefectServer, which: dict[str, Any], least: int) -> list[dict[str, Any]]:
+    """Return the task runs that have ended, once there are so many: the server takes task runs in behind the flow."""
+    rows = asked(server, "task_runs/filter", flow_runs=which)
+    ended = [one for one in rows if one["state_type"] == "COMPLETED"]
+    return ended if len(ended) >= least else []
 
 
 def run(server: PrefectServer) -> None:

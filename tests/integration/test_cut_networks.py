@@ -52,7 +52,11 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
 
 @contextmanager
 def started(rack: Rack, place: Path, environment: Mapping[str, str], checkpoint: dict[str, Any], **given: Any) -> Iterator[HostJob]:
-    """Give a job that trains, with a checkpoint now and then."""
+    """Give a job that trains, with a checkpoint now and then.
+
+    A hang takes 6 s: longer than ranks stand for want of a core on a busy machine, and less than what is to be found lasts.
+    """
+    given["timeouts"] = {"hang": "6s", **given.get("timeouts", {})}
     job = HostJob(rack, place, environment, pace=PACE, checkpoint={"directory": str(place / "checkpoints"), **checkpoint}, **given)
     try:
         job.start()
@@ -513,13 +517,8 @@ def begun(rack: Rack, job: HostJob, prefect_server: PrefectServer, tmp_path: Pat
 
 
 def test_a_slow_link_to_all_hosts_holds_up_no_step(rack: Rack, begun: Begin) -> None:
-    """What agents send waits for its turn, and all of it comes in at last; nobody takes that for a fault, nor that it comes late.
-
-    A hang takes 6 s: longer than ranks stand for want of a core on a busy machine, and less than the slower link lasts.
-    """
-    with begun(
-        "slow-link", {"interval": EVERY}, {"nnodes": 3, "nproc_per_node": 1, "spare_nodes": 1, "hot_spares": 1}, timeouts={"hang": "6s"}
-    ) as slow:
+    """What agents send waits for its turn, and all of it comes in at last; nobody takes that for a fault, nor that it comes late."""
+    with begun("slow-link", {"interval": EVERY}, {"nnodes": 3, "nproc_per_node": 1, "spare_nodes": 1, "hot_spares": 1}) as slow:
         for rate, more in (("64kbit", UNHEARD), ("8kbit", 4 * UNHEARD)):
             slow.settles()
             before, begun_at = slow.chaos.ranks(), slow.step()

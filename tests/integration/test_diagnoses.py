@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from functools import partial
 from pathlib import Path
 
 from holdfast.history import FaultRecord, IncidentDiagnosis, queries
 from tests.cli.conftest import PROGRAM
-from tests.integration.stage import BOOTED, Play, Stage
+from tests.integration.stage import BOOTED, ENDLESS, Play, Stage
 from tests.monitors import is_read
 from tests.waiting import wait_until
 
@@ -23,20 +22,19 @@ def test_what_nothing_knows_is_kept_with_its_context_and_a_sick_node_is_left(sta
     log = tmp_path / "kern.log"
     log.write_text(BOOTED)
     stage.environment["HOLDFAST_KERNEL_LOG"] = str(log)
-    play = stage.play("diagnosed", args=["--steps", "400", "--each", ENDS], nnodes=1, nproc_per_node=1, spare_nodes=1)
+    play = stage.play("diagnosed", args=[*ENDLESS, "--each", ENDS], nnodes=1, nproc_per_node=1, spare_nodes=1)
     play.reaches("RUNNING")
-    wait_until(partial(play.saw, 1), seconds=40, explain=play.log)
-    wait_until(lambda: play.incidents()[0].outcome, seconds=40, explain=play.log)
-    wait_until(lambda: is_read(log, "node-0"), seconds=30, explain=play.log)
+    wait_until(lambda: play.saw(1) and play.incidents()[0].outcome, seconds=60, explain=play.log)
+    wait_until(lambda: is_read(log, "node-0"), seconds=60, explain=play.log)
     with log.open("a") as file:
         file.write(DOUBLE_BIT)
     wait_until(lambda: any(one.node == "node-0" for one in faults(play, "gpu-memory-double-bit")), seconds=60, explain=play.log)
     seen = next(one for one in faults(play, "gpu-memory-double-bit") if one.node == "node-0")
     assert (seen.recommended_action, seen.evidence["source"], seen.incident_id) == ("reset-gpu", "kernel log on node-0", None)
-    wait_until(lambda: "double bit error" in texts(play), seconds=30, explain=play.log)  # its event is a row, and a commit, of its own
+    wait_until(lambda: "double bit error" in texts(play), seconds=60, explain=play.log)  # its event is a row, and a commit, of its own
     assert (play.state(), len(play.incidents())) == ("RUNNING", 1), "nobody acts on a node while steps advance through it"
     play.chaos.signal(0, signal.SIGKILL)
-    wait_until(lambda: play.saw(2) and play.incidents()[1].outcome, seconds=40, explain=play.log)
+    wait_until(lambda: play.saw(2) and play.incidents()[1].outcome, seconds=60, explain=play.log)
     play.process.send_signal(signal.SIGTERM)
     play.ends()
 

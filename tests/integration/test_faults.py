@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.history import queries
 from holdfast.host.process import state_of
-from tests.integration.stage import Play, Stage
+from tests.integration.stage import ENDLESS, Play, Stage
 from tests.mentions import mentions
 from tests.waiting import wait_until
 
@@ -24,15 +24,16 @@ def is_over(play: Play, number: int) -> bool:
 
 def test_a_worker_killed_by_any_signal_is_named_and_restarted_in_place(stage: Stage) -> None:
     """Each signal has its own kind, and costs a restart on the same nodes."""
-    play = stage.play("signals", args=["--steps", "80"], **TWO, max_restarts_in_place=9, max_recoveries=9)
+    play = stage.play("signals", args=ENDLESS, **TWO, max_restarts_in_place=9, max_recoveries=9)
     for turn, number in enumerate((signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGUSR1), 1):
         play.chaos.at_step(15 * turn, partial(play.chaos.signal, 1, number))
-        wait_until(partial(is_over, play, turn), seconds=30, explain=play.log)
-    assert play.ends() == 0, play.log()
+        wait_until(partial(is_over, play, turn), seconds=60, explain=play.log)
+    assert play.finishes() == 0, play.log()
     assert play.kinds() == ["worker-sigkill", "worker-sigsegv", "worker-sigterm", "worker-sigusr1"]
     assert {one.action for one in play.incidents()} == {"restart-workers"}
     assert all(one.outcome == "recovered" and one.steps_lost is not None for one in play.incidents())
-    assert [step.step for step in queries.curve(stage.history, play.job.id)] == list(range(1, 81))
+    steps = [step.step for step in queries.curve(stage.history, play.job.id)]
+    assert steps == list(range(1, len(steps) + 1))
 
 
 ONE_AFTER_THE_OTHER = """
@@ -49,12 +50,12 @@ if generation == 1 and step == 9 or generation == 2 and step == 14 + (rank == 0)
 
 def test_a_section_an_exception_a_hang_and_a_stopped_rank_differ(stage: Stage) -> None:
     """One job goes through them: the section costs nothing, each of the others one restart."""
-    play = stage.play("apart", args=["--steps", "40", "--each", ONE_AFTER_THE_OTHER], **TWO, timeouts={"hang": "2s"})
+    play = stage.play("apart", args=[*ENDLESS, "--each", ONE_AFTER_THE_OTHER], **TWO, timeouts={"hang": "2s"})
     play.steps_to(1)
-    wait_until(partial(play.saw, 2), seconds=60, explain=play.log)
-    wait_until(lambda: play.incidents()[1].outcome, seconds=60, explain=play.log)
+    wait_until(partial(is_over, play, 2), seconds=60, explain=play.log)
     play.chaos.at_step(18, lambda: play.chaos.stop(0))
-    assert play.ends() == 0, play.log()
+    wait_until(partial(is_over, play, 3), seconds=60, explain=play.log)
+    assert play.finishes() == 0, play.log()
     assert play.kinds() == ["worker-exception", "job-hang", "worker-stopped"], "a section longer than the hang limit is no hang"
 
     first, second, *_ = queries.generations(stage.history, play.job.id)
@@ -94,23 +95,24 @@ def test_a_script_that_fails_on_all_nodes_at_once_is_stopped_without_a_retry(sta
 @pytest.mark.long
 def test_a_rank_that_goes_on_within_the_grace_is_no_fault(stage: Stage) -> None:
     """A debugger that stops a rank for a moment costs nothing."""
-    play = stage.play("debugger", args=["--steps", "40"], **TWO, timeouts={"stopped_process": "5s", "hang_min": "20s"})
+    play = stage.play("debugger", args=ENDLESS, **TWO, timeouts={"stopped_process": "60s", "hang_min": "60s"})
     play.chaos.at_step(5, lambda: play.chaos.stop(0))
     wait_until(lambda: state_of(play.pids()[0]) == "T", seconds=60)
     play.chaos.signal(0, signal.SIGCONT)
-    assert play.ends() == 0, play.log()
+    play.steps_to(play.chaos.step() + 5)
+    assert play.finishes() == 0, play.log()
     assert play.kinds() == []
 
 
 def test_a_killed_agent_is_replaced_on_its_own_node_and_a_lost_node_by_the_spare(stage: Stage) -> None:
     """A node that answers keeps its ranks, whose workers had died with the agent; rank 0 and its node are nothing special."""
-    play = stage.play("spare", args=["--steps", "60"], **(TWO | {"spare_nodes": 1}))
+    play = stage.play("spare", args=ENDLESS, **(TWO | {"spare_nodes": 1}))
     play.chaos.at_step(8, lambda: play.chaos.kill_agent("node-1"))
-    wait_until(partial(play.saw, 1), seconds=30, explain=play.log)
-    wait_until(lambda: play.incidents()[0].outcome, seconds=30, explain=play.log)
+    wait_until(partial(is_over, play, 1), seconds=60, explain=play.log)
     assert set(queries.generations(stage.history, play.job.id)[-1].ranks) == {"node-0", "node-1"}
     play.chaos.at_step(25, lambda: play.chaos.power_off(0))
-    assert play.ends() == 0, play.log()
+    wait_until(partial(is_over, play, 2), seconds=60, explain=play.log)
+    assert play.finishes() == 0, play.log()
     assert [(one.kind, one.action) for one in play.incidents()] == [("agent-lost", "restart-workers"), ("node-lost", "replace-node")]
     assert list(queries.generations(stage.history, play.job.id)[-1].ranks) == ["node-2", "node-1"]
     assert queries.node_statuses(stage.history, "stage")["node-0"].status == "lost"
@@ -118,9 +120,10 @@ def test_a_killed_agent_is_replaced_on_its_own_node_and_a_lost_node_by_the_spare
 
 def test_without_a_spare_the_job_goes_on_with_what_is_left(stage: Stage) -> None:
     """A job that allows fewer nodes shrinks."""
-    play = stage.play("shrink-restart", args=["--steps", "40"], nnodes="2:3", nproc_per_node=1)
+    play = stage.play("shrink-restart", args=ENDLESS, nnodes="2:3", nproc_per_node=1)
     play.chaos.at_step(8, lambda: play.chaos.power_off(2))
-    assert play.ends() == 0, play.log()
+    wait_until(partial(is_over, play, 1), seconds=60, explain=play.log)
+    assert play.finishes() == 0, play.log()
     assert [(one.kind, one.action) for one in play.incidents()] == [("node-lost", "shrink-restart")]
     assert queries.generations(stage.history, play.job.id)[-1].world_size == 2
 
@@ -128,7 +131,7 @@ def test_without_a_spare_the_job_goes_on_with_what_is_left(stage: Stage) -> None
 @pytest.mark.long
 def test_below_its_least_width_the_job_waits_until_a_node_is_back(stage: Stage) -> None:
     """Capacity that comes back is taken within seconds; so is a node that the job had all the time, and that was off meanwhile."""
-    play = stage.play("waits", args=["--steps", "60"], nnodes=3, nproc_per_node=1)
+    play = stage.play("waits", args=ENDLESS, nnodes=3, nproc_per_node=1)
     _, node = play.chaos.at_step(8, lambda: play.chaos.power_off(1))
     play.reaches("WAITING")
     stage.nodes.power_off("node-2")
@@ -137,7 +140,8 @@ def test_below_its_least_width_the_job_waits_until_a_node_is_back(stage: Stage) 
     )
     for one in (node, "node-2"):
         play.chaos.power_on(one)
-    assert play.ends() == 0, play.log()
+    wait_until(partial(is_over, play, 1), seconds=60, explain=play.log)
+    assert play.finishes() == 0, play.log()
     assert [(one.action, one.outcome) for one in play.incidents()] == [("wait-for-capacity", "recovered")]
 
 
@@ -145,7 +149,7 @@ def test_below_its_least_width_the_job_waits_until_a_node_is_back(stage: Stage) 
 def test_a_job_that_waits_too_long_fails_with_the_reason(stage: Stage) -> None:
     """The reason says what was tried."""
     timeouts = {"recovery": {"wait_for_capacity": "1s"}}
-    play = stage.play("waits-too-long", args=["--steps", "40"], nnodes=3, nproc_per_node=1, timeouts=timeouts)
+    play = stage.play("waits-too-long", args=ENDLESS, nnodes=3, nproc_per_node=1, timeouts=timeouts)
     play.chaos.at_step(8, lambda: play.chaos.power_off(1))
     assert play.ends() == 1, play.log()
     assert mentions(play.reason(), "no recovery action")
@@ -171,12 +175,14 @@ def test_a_job_that_never_steps_is_restarted_then_fails(stage: Stage) -> None:
 def test_a_fault_in_the_middle_of_a_recovery_is_part_of_it(stage: Stage) -> None:
     """A worker that dies again while the job resumes costs another attempt of the same incident."""
     first = "if generation == 2 and rank == 1: os.kill(os.getpid(), signal.SIGKILL)"
-    play = stage.play("again", args=["--steps", "40", "--first", first], **TWO)
+    play = stage.play("again", args=[*ENDLESS, "--first", first], **TWO)
     play.chaos.at_step(8, lambda: play.chaos.kill(0))
-    assert play.ends() == 0, play.log()
+    wait_until(partial(is_over, play, 1), seconds=60, explain=play.log)
+    assert play.finishes() == 0, play.log()
     assert len(play.incidents()) == 1
     assert len(queries.decisions(stage.history, incident_id=play.incidents()[0].id)) == 2
-    assert [step.step for step in queries.curve(stage.history, play.job.id)] == list(range(1, 41))
+    steps = [step.step for step in queries.curve(stage.history, play.job.id)]
+    assert steps == list(range(1, len(steps) + 1))
 
 
 @pytest.mark.long

@@ -23,7 +23,7 @@ def held(play: Play, rank: int) -> dict[str, Any]:
     """Wait for the file in which the present process of *rank* wrote what it holds; take it away, so that the next one writes it anew."""
     file = play.stage.home / f"result-{rank}.json"
     wait_until(file.exists, seconds=60, explain=play.log)
-    found: dict[str, Any] = json.loads(wait_until(file.read_text, seconds=10))
+    found: dict[str, Any] = json.loads(wait_until(file.read_text, seconds=60))
     file.unlink()
     return found
 

@@ -40,10 +40,10 @@ def test_an_incident_reads_from_launch_to_monitor_with_who_what_and_how_long(sta
     recovered(play)
     stopped(play)
     names = ("launch", "monitor", "detect", "decide", "isolate", "reschedule", "resume", "monitor")
-    wait_until(lambda: len(story(prefect_server, "story")) == len(names), seconds=30, explain=lambda: str(story(prefect_server, "story")))
+    wait_until(lambda: len(story(prefect_server, "story")) == len(names), seconds=60, explain=lambda: str(story(prefect_server, "story")))
     wait_until(
         lambda: all(one["state"]["type"] == "COMPLETED" for one in story(prefect_server, "story")),
-        seconds=30,
+        seconds=60,
         explain=lambda: str(story(prefect_server, "story")),
     )
     lines = story(prefect_server, "story")
@@ -66,7 +66,7 @@ def test_an_incident_reads_from_launch_to_monitor_with_who_what_and_how_long(sta
     follows = [[source["id"] for source in one["task_inputs"].get("wait_for", [])] for one in lines]
     assert follows == [[], *([one["id"]] for one in lines[:-1])]
 
-    wait_until(lambda: len(warnings(prefect_server, "story")) == 2, seconds=30, explain=lambda: str(warnings(prefect_server, "story")))
+    wait_until(lambda: len(warnings(prefect_server, "story")) == 2, seconds=60, explain=lambda: str(warnings(prefect_server, "story")))
     opened, end = warnings(prefect_server, "story")
     assert mentions(opened, "Incident 1", "rank 1 on node-1", "SIGKILL")
     assert "Decision: replace rank 1" in opened

@@ -29,6 +29,8 @@ COPIES = str(Path(__file__).with_name("copies.py"))
 SMALL = ["--heads", "2", "--width", "16", "--context", "16", "--bytes", "50000", "--layers", "2"]
 MEMORY = {"when_late": "pause", "max_pause": "10s"}
 NODES = {"nnodes": 2, "nproc_per_node": 1}
+STEPS = 800
+"""Of a job that is ended twice before its goal: many more than it makes until then."""
 
 
 def checkpoints(play: Play) -> Path:
@@ -102,8 +104,8 @@ def test_a_job_that_ends_before_its_goal_keeps_its_newest_step(stage: Stage, alo
     notice, results = stage.home / "notice", [stage.home / "whole.json", stage.home / "ended.json"]
     stage.count, stage.cluster = 2, {"preemption_notice": {"file": str(notice), "interval": "200ms", "lead_time": "20s"}}
     fields: dict[str, Any] = {"script": COPIES, **NODES, "groups": "stock", "checkpoint": {"interval": 1000, "memory": MEMORY}}
-    alone(COPIES, 200, results[0], 0)
-    play = stage.play("ends", args=["200", str(results[1])], **fields)
+    alone(COPIES, STEPS, results[0], 0)
+    play = stage.play("ends", args=[str(STEPS), str(results[1])], **fields)
     play.steps_to(30)
     notice.write_text("spot instance to be terminated")
     play.ends()
@@ -138,7 +140,7 @@ def saved_at_the_end(play: Play) -> int:
 def test_a_slow_disk_and_a_killed_checkpoint_writer_hold_up_nobody(stage: Stage) -> None:
     """Checkpoints are left out, which is reported once; who is killed over one is replaced, and in the end one stands."""
     limited = {"interval": 5, "bandwidth": "8KB", "memory": MEMORY}
-    play = stage.play("slow", script=COPIES, args=["2000", str(stage.home / "slow.json")], **NODES, checkpoint=limited)
+    play = stage.play("slow", script=COPIES, args=["1000000", str(stage.home / "slow.json")], **NODES, checkpoint=limited)
     play.reaches("RUNNING")
     wait_until(lambda: count_of(play, "checkpoint-backlog") > 0, seconds=60, explain=play.log)
     wait_until(lambda: begun(play), seconds=60, explain=play.log)  # so that it is killed over one, and not while it starts

@@ -54,7 +54,7 @@ def test_a_module_of_others_survives_a_killed_rank_and_learns_its_level(place: P
     child = place.start("run", "--nproc-per-node", "2", "--name", "multi", *MODULE, "--snapshot_path", "hit.pt", "--pause", "0.05")
     log = place.home / "jobs" / "multi" / "logs" / "rank-0.log"
     wait_until(lambda: log.exists() and "Epoch 10 |" in log.read_text(), seconds=SECONDS, explain=place.log)
-    os.kill(process_of(place.home, 1), signal.SIGKILL)
+    os.kill(wait_until(lambda: process_of(place.home, 1), seconds=60), signal.SIGKILL)
     wait_until(lambda: "Resuming training from snapshot" in log.read_text(), seconds=SECONDS, explain=place.log)
     status, shown = place.done("status", "multi", "--json")
     said, _ = child.communicate(timeout=SECONDS)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.history import approvals, cordons, queries
-from tests.integration.stage import BOOTED, Play, Stage
+from tests.integration.stage import BOOTED, ENDLESS, Play, Stage
 from tests.mentions import mentions
 from tests.monitors import is_read
 from tests.waiting import wait_until
@@ -77,9 +77,9 @@ def test_a_gpu_that_can_do_no_more_work_is_left_at_once_though_the_job_still_ste
     log = tmp_path / "kern.log"
     log.write_text(BOOTED)
     stage.environment["HOLDFAST_KERNEL_LOG"] = str(log)
-    play = stage.play("gsp", args=["--steps", "400"], nnodes=2, nproc_per_node=1, spare_nodes=1)
+    play = stage.play("gsp", args=ENDLESS, nnodes=2, nproc_per_node=1, spare_nodes=1)
     play.steps_to(4)
-    wait_until(lambda: is_read(log, "node-0") and is_read(log, "node-1"), seconds=30, explain=play.log)
+    wait_until(lambda: is_read(log, "node-0") and is_read(log, "node-1"), seconds=60, explain=play.log)
     other = "NVRM: Xid (PCI:0000:3b:00): 119, pid=1, name=init, Timeout after 6s of waiting for RPC response from GPU1 GSP!"
     with log.open("a") as file:
         file.write(f"Nov 21 09:10:00 n0 kernel: {other}\n")
@@ -94,4 +94,4 @@ def test_a_gpu_that_can_do_no_more_work_is_left_at_once_though_the_job_still_ste
         "gpu-off-bus", "rank 1 on node-1", "replace-node", "recovered",
     )  # fmt: skip
     assert generations_on(play, "node-1") == [1]
-    assert play.ends() == 0, play.log()
+    assert play.finishes() == 0, play.log()

@@ -15,7 +15,7 @@ from holdfast.host.process import mark_of
 from holdfast.memstore import shared_memory, store_folders
 from holdfast.memstore.reader import RemoteMemstore
 from holdfast.memstore.shared_memory import Label
-from tests.integration.stage import Play, Stage
+from tests.integration.stage import ENDLESS, Play, Stage
 from tests.mentions import mentions
 from tests.waiting import wait_until
 
@@ -68,7 +68,7 @@ def printed(stage: Stage, play: Play, word: str, rank: int = 0) -> str:
 @pytest.mark.long  # of agents alone: tests/agent/test_replicas.py
 def test_replicas_follow_the_jobs_nodes(stage: Stage) -> None:
     """Each of two keeps the other's; after a power cut the spare keeps, and is kept; workers know of their own node and the spare."""
-    play = stage.play("memory", args=["--steps", "2000", "--first", FIRST, "--each", EACH], **TWO)
+    play = stage.play("memory", args=[*ENDLESS, "--first", FIRST, "--each", EACH], **TWO)
     play.steps_to(3)
     first, second, spare = homes(play)
     wait_until(
@@ -99,7 +99,7 @@ def test_replicas_follow_the_jobs_nodes(stage: Stage) -> None:
 
 def test_memory_outlives_an_agent_and_a_flow(stage: Stage) -> None:
     """A new agent of the node finds the memory store and serves it where the old one did; a new flow leaves the homes as they are."""
-    play = stage.play("again-with-memory", args=["--steps", "2000", "--first", FIRST, "--each", EACH], nnodes=2, nproc_per_node=1)
+    play = stage.play("again-with-memory", args=[*ENDLESS, "--first", FIRST, "--each", EACH], nnodes=2, nproc_per_node=1)
     play.steps_to(3)
     first, second, *_ = homes(play)
     wait_until(lambda: keeps(play, first, second, rank=1, lineage=1), seconds=60, explain=play.log)

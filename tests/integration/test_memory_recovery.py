@@ -82,7 +82,7 @@ def replicated(play: Play, rank: int) -> tuple[str, int]:
     On a machine without an idle core that may be some steps before the gate: snapshots wait for replicas.
     """
     node = play.chaos.ranks()[rank].node
-    home = place(play, wait_until(lambda: home_of(play, node), seconds=30, explain=play.log))
+    home = place(play, wait_until(lambda: home_of(play, node), seconds=60, explain=play.log))
 
     def steps(place: Path) -> list[int]:
         return sorted(label.step for label in shared_memory.labels(place).values() if label.rank == rank)
@@ -190,15 +190,15 @@ def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage, undistu
 @pytest.mark.long
 def test_copies_under_torchs_own_groups_go_on_from_memory_too(stage: Stage, alone: Callable[..., None]) -> None:
     """There is no vote and nobody stays: new processes find the newest step that all have whole, position and generators with it."""
-    script, undisturbed = Path(__file__).with_name("copies.py"), stage.home / "undisturbed.json"
-    args = ["100", str(stage.home / "broken-rank.json")]
+    script, steps, undisturbed = Path(__file__).with_name("copies.py"), 600, stage.home / "undisturbed.json"
+    args = [str(steps), str(stage.home / "broken-rank.json")]
     play = stage.play("broken-rank", script=str(script), args=args, nnodes=2, nproc_per_node=1, checkpoint=ALWAYS, groups="stock")
     play.steps_to(30)
     kill_all(play)
     wait_until(lambda: play.saw(1) and play.incidents()[0].outcome, seconds=60, explain=play.log)
     assert 0 <= lost(play) <= 2, play.log()
     assert play.ends() == 0, play.log()
-    alone(script, 100, undisturbed, 0)
+    alone(script, steps, undisturbed, 0)
     assert json.loads(undisturbed.read_text()) == result(stage, "broken-rank")
 
 
@@ -211,7 +211,7 @@ def test_what_is_lost_in_memory_comes_from_the_disk(stage: Stage, undisturbed: d
     (node, _), survivor = replicated(play, 0), play.pids()[1]
     home = home_of(play, node)
     assert home not in {placed.node for placed in play.chaos.ranks().values()}
-    newest = wait_until(lambda: on_disk(play), seconds=30, explain=play.log)  # on a slow disk not each tenth step is on it
+    newest = wait_until(lambda: on_disk(play), seconds=60, explain=play.log)  # on a slow disk not each tenth step is on it
     cut_off(play, node, home)
     opens(play, 26)
     recovered(play, 1)
@@ -222,7 +222,7 @@ def test_what_is_lost_in_memory_comes_from_the_disk(stage: Stage, undisturbed: d
     assert lost(play) == 25 - resumed
     assert play.pids()[1] == survivor
     play.steps_to(45)
-    wait_until(lambda: on_disk(play) > resumed, seconds=30, explain=play.log)
+    wait_until(lambda: on_disk(play) > resumed, seconds=60, explain=play.log)
     left = [view.name for view in stage.nodes.survey() if view.status == "up"]
     assert len(left) == 2
     cut_off(play, *left)
@@ -248,7 +248,7 @@ def test_a_lost_replica_is_reported_and_repaired(stage: Stage, undisturbed: dict
     node, _ = replicated(play, 0)
     home, before = home_of(play, node), play.pids()
     cut_off(play, home)
-    wait_until(lambda: home_of(play, node) not in ("", home), seconds=30, explain=play.log)
+    wait_until(lambda: home_of(play, node) not in ("", home), seconds=60, explain=play.log)
     opens(play, 21)
     play.steps_to(40)
     again, newest = replicated(play, 0)

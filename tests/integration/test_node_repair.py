@@ -82,7 +82,7 @@ def test_nodes_come_back_by_passing_and_are_decommissioned_by_failing(prefect_se
     assert "written MB/s" in pages[-1]["data"]
     wait_until(
         lambda: reported_states(prefect_server) >= {("node-1", "healthy"), ("node-0", "quarantined"), ("node-0", "decommissioned")},
-        seconds=30,
+        seconds=60,
     )
 
 

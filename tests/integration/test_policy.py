@@ -23,7 +23,7 @@ def killed(play: Play, number: int) -> None:
     """Kill rank 1 once all ranks are at work, and wait until incident *number* is over."""
     play.steps_to(play.chaos.step() + 2)
     play.chaos.kill(1)
-    wait_until(lambda: play.saw(number) and play.incidents()[-1].outcome is not None, seconds=40, explain=play.log)
+    wait_until(lambda: play.saw(number) and play.incidents()[-1].outcome is not None, seconds=60, explain=play.log)
 
 
 @pytest.mark.long
@@ -56,7 +56,7 @@ def test_a_policy_file_is_read_anew_and_a_bad_one_changes_nothing(stage: Stage, 
     assert one_line_mentions(refusal, "recommended_actions.worker-sigkil", "line 1", "'worker-sigkill'")
     play.dies()
     play = stage.again(play.name, play.spec)
-    wait_until(lambda: events_with(play, "The last policy that was in force"), seconds=40, explain=play.log)
+    wait_until(lambda: events_with(play, "The last policy that was in force"), seconds=60, explain=play.log)
     killed(play, 3)
     assert play.incidents()[-1].action == "replace-node", play.log()
     play.process.send_signal(signal.SIGTERM)

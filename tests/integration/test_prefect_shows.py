@@ -25,6 +25,8 @@ pytestmark = pytest.mark.long
 PATIENCE = 100.0
 """Seconds: a Prefect server on SQLite may wait a whole minute for its own database."""
 TWO = {"nnodes": 2, "nproc_per_node": 1, "spare_nodes": 1}
+GATE = "while step == 100 and not os.path.exists('gate'): time.sleep(0.05)"
+"""What has the script wait, before it ends, for the fault that a test injects."""
 
 
 def asked(server: PrefectServer, path: str, **body: Any) -> Any:
@@ -128,8 +130,9 @@ def each_once(server: PrefectServer, job: str) -> list[dict[str, Any]]:
 
 def test_a_run_shows_its_name_page_incidents_and_events(stage: Stage, prefect_server: PrefectServer, mailbox: Mailbox) -> None:
     """The flow run is named for the job; it has a page, and so has each incident; each is one notification, no event is twice."""
-    play = stage.play("shown", args=["--steps", "120"], **TWO)
+    play = stage.play("shown", args=["--steps", "120", "--each", GATE], **TWO)
     play.chaos.at_step(10, lambda: play.chaos.kill(1))
+    (play.spec.parent / "gate").touch()
     assert play.ends() == 0, play.log()
 
     by_name = {"name": {"any_": ["train shown"]}}

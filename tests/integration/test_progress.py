@@ -38,7 +38,7 @@ def trouble(play: Play, rank: int, statements: str) -> None:
     """Have *rank* get into trouble, and see that it did."""
     folder = play.stage.home / "jobs" / play.name / "checkpoints"
     troubles.trouble(folder, rank, statements)
-    wait_until(lambda: troubles.troubled_at(folder, rank), seconds=30, explain=play.log)
+    wait_until(lambda: troubles.troubled_at(folder, rank), seconds=60, explain=play.log)
 
 
 def the_fault(play: Play, kind: str) -> models.FaultRecord:
@@ -114,7 +114,7 @@ def test_a_slow_rank_is_moved_if_that_pays_and_one_with_a_flipped_bit_is_replace
     weighed = next(one for one in queries.straggler_decisions(stage.history, play.job.id) if one.rank == 1)
     assert (weighed.act, weighed.node, weighed.kind) == ("move", slowly, "straggler-gpu")
     assert re.match(rf"rank 1 on {slowly}: .* x [\d,]+ .* = .*: migrated$", weighed.reason)
-    wait_until(lambda: queries.finished_migrations(stage.history, play.job.id)[-1].done, seconds=30, explain=play.log)
+    wait_until(lambda: queries.finished_migrations(stage.history, play.job.id)[-1].done, seconds=60, explain=play.log)
     assert (queries.finished_migrations(stage.history, play.job.id)[-1].facts or {})["pause"] > 0
     liar = nodes_of(play)[2]
     trouble(play, 2, "flip()")
@@ -147,17 +147,18 @@ def test_an_evaluation_and_a_save_that_nobody_declared_are_remarked_on_and_no_fa
     play = begun(stage, "pauses", timeouts={})
     before = nodes_of(play)
     usual = sorted(one.seconds for one in queries.steps(stage.history, play.job.id))[5]
-    trouble(play, 0, f"time.sleep({50 * usual + 2})")
+    trouble(play, 0, f"time.sleep({50 * usual + 2})\nwhile not (folder / 'seen').exists(): time.sleep(0.05)")
     wait_until(
         lambda: "rank 0 on " in "".join(one["target"] for one in view_job(stage.history, play.job).as_record()["warnings"]), seconds=30
     )
     assert {one["rank"]: one["pid"] for one in view_job(stage.history, play.job).as_record()["ranks"]} == play.pids()
+    (stage.home / "jobs" / "pauses" / "checkpoints" / "seen").touch()
     play.steps_to(play.chaos.step() + 5)
-    wait_until(lambda: view_job(stage.history, play.job).pause is None, seconds=30)
+    wait_until(lambda: view_job(stage.history, play.job).pause is None, seconds=60)
     for rank in range(3):
         trouble(play, rank, f"time.sleep({100 * usual + 2})")
     play.steps_to(play.chaos.step() + 5)
-    wait_until(lambda: [one for one in queries.job_events(stage.history, play.job.id) if "no rank made progress" in one.text], seconds=30)
+    wait_until(lambda: [one for one in queries.job_events(stage.history, play.job.id) if "no rank made progress" in one.text], seconds=60)
     first = next(one.text for one in queries.job_events(stage.history, play.job.id) if "no rank made progress" in one.text)
     assert re.search(r"rank 0 on node-\d did not arrive at allreduce #\d+ of group 0 \(ranks 1, 2 wait", first), first
     assert mentions(first, "300 s")

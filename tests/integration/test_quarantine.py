@@ -64,7 +64,7 @@ def off_the_bus(stage: Stage, tmp_path: Path, name: str) -> Play:
     each = "if generation == 1 and step == 5: time.sleep(3600)"
     play = stage.play(name, args=["--steps", "20", "--each", each], nnodes=1, nproc_per_node=1, timeouts={"hang_min": "1h"})
     play.steps_to(4)
-    wait_until(lambda: is_read(log, "node-0"), seconds=30, explain=play.log)
+    wait_until(lambda: is_read(log, "node-0"), seconds=60, explain=play.log)
     with log.open("a") as file:
         file.write(OFF_BUS)
     wait_until(lambda: off_bus(play), seconds=60, explain=play.log)
@@ -81,7 +81,7 @@ def off_the_bus(stage: Stage, tmp_path: Path, name: str) -> Play:
     play.reaches("WAITING")
     assert mentions(play.reason(), "0 node(s)", 1, "approval")
     wait_until(
-        lambda: [one.flow_run for one in approvals.pending_approvals(stage.history)] not in ([], [None]), seconds=30, explain=play.log
+        lambda: [one.flow_run for one in approvals.pending_approvals(stage.history)] not in ([], [None]), seconds=60, explain=play.log
     )
     return play
 
@@ -93,16 +93,16 @@ def test_a_node_with_a_fault_of_its_own_stays_out_until_a_person_takes_it_back(s
     command = [sys.executable, "-m", "holdfast", "node", "approve", str(asked.number), "--reason", "swap it"]
     said = subprocess.run(command, env=stage.environment, capture_output=True, text=True, check=True).stdout
     assert re.match(rf"approval {asked.number} of job off-bus .*\bisolate node-0 by \S+@\S+: swap it\n", said)
-    wait_until(lambda: re.search(r"node-0 is (taken out|quarantined) by job off-bus", play.reason()), seconds=30, explain=play.log)
+    wait_until(lambda: re.search(r"node-0 is (taken out|quarantined) by job off-bus", play.reason()), seconds=60, explain=play.log)
     assert play.state() == "WAITING"
     wait_until(
-        lambda: [one.event for one in service_moves(stage.history, "stage", "node-0")] == ["quarantined"], seconds=15, explain=play.log
+        lambda: [one.event for one in service_moves(stage.history, "stage", "node-0")] == ["quarantined"], seconds=60, explain=play.log
     )
     (opened,) = cordons.history_of(stage.history, "stage", "node-0")
     assert (opened.owner, opened.person, opened.ended_at) == ("job off-bus", False, None)
     assert "fallen off the bus" in opened.evidence[0]
     assert "(approved by " in opened.reason
-    wait_until(lambda: run_of(stage, asked)["state"]["type"] == "COMPLETED", seconds=30, explain=play.log)
+    wait_until(lambda: run_of(stage, asked)["state"]["type"] == "COMPLETED", seconds=60, explain=play.log)
     assert "isolate node-0 by " in run_of(stage, asked)["state"]["message"]
 
     other = stage.play("next", args=["--steps", "5"], nnodes=1, nproc_per_node=1)

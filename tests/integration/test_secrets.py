@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from holdfast.memstore import shared_memory, store_folders
-from tests.integration.stage import Stage
+from tests.integration.stage import ENDLESS, Stage
 from tests.waiting import wait_until
 
 API_KEY = "pnu_thekeyofthisprefectthatnobodymaysee"
@@ -15,19 +16,23 @@ OWN = "a-secret-of-the-script-0123456789"
 
 
 def listening(pid: int) -> set[str]:
-    """Return the TCP addresses at which a process listens, as the kernel writes them."""
-    inodes = {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()}
-    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]]
+    """Return the TCP addresses at which a process listens, as the kernel writes them; none for one that has ended meanwhile."""
+    inodes, rows = set[str](), list[list[str]]()
+    with suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                inodes.add(str(link.readlink()))
+        rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]]
     return {row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes}
 
 
-def commands() -> Iterator[bytes]:
-    """Yield the command line of every process on this machine."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            yield path.read_bytes()
-        except OSError:  # it has ended
-            continue
+def commands(pids: Iterable[int] | None = None) -> dict[int, bytes]:
+    """Return the command line of *pids*, or of every process on this machine, but for those that have ended meanwhile."""
+    found = {}
+    for pid in map(int, (path.name for path in Path("/proc").glob("[0-9]*"))) if pids is None else pids:
+        with suppress(OSError):
+            found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes()
+    return found
 
 
 def holding(folder: Path, secret: str) -> set[str]:
@@ -36,15 +41,19 @@ def holding(folder: Path, secret: str) -> set[str]:
 
 
 def modes(*folders: Path) -> dict[str, int]:
-    """Return the permission bits of what lies below *folders*, by path."""
-    return {str(path): stat.S_IMODE(path.lstat().st_mode) for one in folders for path in (one, *one.rglob("*")) if path.exists()}
+    """Return the permission bits of what lies below *folders*, by path; what is taken away meanwhile has none."""
+    found = {}
+    for path in (path for one in folders for path in (one, *one.rglob("*"))):
+        with suppress(OSError):
+            found[str(path)] = stat.S_IMODE(path.lstat().st_mode)
+    return found
 
 
 def test_a_job_opens_no_port_of_the_orchestrator_and_shows_its_secrets_to_nobody(stage: Stage) -> None:
     """Looked at while it trains and once it has ended: sockets, command lines, modes, and every byte that it left."""
     history = f"sqlite:///{stage.home / 'history.db'}"
     stage.environment |= {"PREFECT_API_KEY": API_KEY, "HOLDFAST_HISTORY": history}
-    play = stage.play("secretive", args=["--steps", "300"], nnodes=2, nproc_per_node=1, env={"SCRIPT_SECRET": OWN})
+    play = stage.play("secretive", args=ENDLESS, nnodes=2, nproc_per_node=1, env={"SCRIPT_SECRET": OWN})
     play.steps_to(3)
     folder = stage.home / "jobs" / "secretive"
     token = (folder / "token").read_text().split()[1]
@@ -53,10 +62,10 @@ def test_a_job_opens_no_port_of_the_orchestrator_and_shows_its_secrets_to_nobody
     assert token.encode() in given  # it is in use
     assert not [one for one in (API_KEY, history) if one.encode() in given], "what is the orchestrator's alone reached the workers"
     assert listening(play.process.pid) == set()
-    ours = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in stage.left()}
+    ours = commands(stage.left())
     memory = {where for pid, words in ours.items() if b"holdfast.agent.memstore.server" in words for where in listening(pid)}
     assert {where for pid, words in ours.items() if b"holdfast.agent" in words for where in listening(pid)} <= memory
-    assert not [words for words in commands() for secret in (token, API_KEY, OWN) if secret.encode() in words]
+    assert not [words for words in commands().values() for secret in (token, API_KEY, OWN) if secret.encode() in words]
     held = [one for one in map(stage.nodes.folder, stage.nodes.names()) if (one / "agent.sock").exists()]
     assert len(held) >= 2
     found = modes(*held)

@@ -19,13 +19,12 @@ from holdfast.host.process import state_of
 from tests.history.conftest import postgres  # noqa: F401 (a fixture)
 from tests.history.postgres_server import PostgresServer
 from tests.integration.conftest import PrefectServer
-from tests.integration.stage import Play, Stage, stop_without_lock
+from tests.integration.stage import ENDLESS, Play, Stage, stop_without_lock
 from tests.mentions import one_line_mentions
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 TWO = {"nnodes": 2, "nproc_per_node": 1, "spare_nodes": 1}
-ENDLESS = ["--steps", "100000"]
 
 
 @pytest.fixture

@@ -34,23 +34,28 @@ def hot_spares(play: Play) -> dict[str, dict[str, Any]]:
 
 
 def stands_by(play: Play, count: int = 1) -> None:
-    """Wait until so many hot spares are ready."""
+    """Wait until so many hot spares are ready, and all ranks at work."""
     wait_until(
-        lambda: sum(one["ready"] for one in hot_spares(play).values()) >= count,
-        seconds=30,
+        lambda: sum(one["ready"] for one in hot_spares(play).values()) >= count and play.chaos.complete(),
+        seconds=60,
         explain=lambda: f"{hot_spares(play)}\n{play.log()}",
     )
 
 
 def recovered(play: Play, number: int = 1) -> None:
     """Wait until incident *number* is closed."""
-    wait_until(lambda: len(play.incidents()) >= number and all(one.outcome for one in play.incidents()), seconds=30, explain=play.log)
+    wait_until(lambda: len(play.incidents()) >= number and all(one.outcome for one in play.incidents()), seconds=60, explain=play.log)
 
 
 def goes_on(play: Play) -> None:
     """Wait until the job makes steps in its newest generation."""
     seen = play.chaos.step()
     wait_until(lambda: play.chaos.step() > seen + 3, seconds=60, explain=play.log)
+
+
+def checkpoints(play: Play) -> Path:
+    """Return the folder that the script calls `folder`."""
+    return play.stage.home / "jobs" / play.name / "checkpoints"
 
 
 def printed_lines(play: Play, word: str, who: str) -> list[list[str]]:
@@ -110,7 +115,7 @@ def test_a_killed_rank_goes_on_in_a_hot_spare_and_the_others_keep_their_processe
 @pytest.mark.long
 def test_without_a_hot_spare_a_fresh_process_takes_over_on_the_same_node(stage: Stage) -> None:
     """A kill, a stopped rank and an exception, one after the other: nobody else restarts."""
-    each = "seen = globals().get('seen', 0) + (generation == 3)\nif rank == 1 and seen == 80: raise ValueError('a passing cloud')"
+    each = "if rank == 1 and (folder / 'cloud').exists(): (folder / 'cloud').unlink(); raise ValueError('a passing cloud')"
     play = begun(stage, "fresh", "--each", each, **TWO, timeouts={"stopped_process": "300ms"})
     play.steps_to(10)
     before = play.pids()
@@ -119,7 +124,8 @@ def test_without_a_hot_spare_a_fresh_process_takes_over_on_the_same_node(stage: 
     goes_on(play)
     play.chaos.stop(1)
     recovered(play, 2)
-    wait_until(lambda: len(play.incidents()) > 2, seconds=60, explain=play.log)
+    goes_on(play)
+    (checkpoints(play) / "cloud").touch()
     recovered(play, 3)
     goes_on(play)
     assert play.kinds() == ["worker-sigkill", "worker-stopped", "worker-exception"]
@@ -133,11 +139,15 @@ def test_without_a_hot_spare_a_fresh_process_takes_over_on_the_same_node(stage: 
 @pytest.mark.long
 def test_groups_that_broke_without_a_lost_rank_cost_the_step_and_no_process(stage: Stage) -> None:
     """Every rank reports a broken connection and lives: all stay where they are, meet again and do the step again."""
-    each = "if step == 30 and generation == 1: line.report('broken', generation=1, step=29, group='0', why='Connection reset by peer')"
+    each = (
+        "while step == 30 and generation == 1 and not (folder / 'cut').exists(): time.sleep(0.01)\n"
+        "if step == 30 and generation == 1: line.report('broken', generation=1, step=29, group='0', why='Connection reset by peer')"
+    )
     play = begun(stage, "blip", "--each", each, **TWO)
     play.steps_to(10)
     before = play.pids()
-    wait_until(lambda: play.saw(1), seconds=30, explain=play.log)
+    (checkpoints(play) / "cut").touch()
+    wait_until(lambda: play.saw(1), seconds=60, explain=play.log)
     recovered(play)
     goes_on(play)
     assert [(one.kind, one.action, one.outcome) for one in play.incidents()] == [("group-broken", "retry-step", "recovered")], play.log()
@@ -245,14 +255,14 @@ def test_ranks_move_to_another_node_while_training_goes_on(stage: Stage) -> None
 def test_a_flow_that_comes_later_takes_the_hot_spares_over_and_ends_what_another_began(stage: Stage) -> None:
     """It learns from agents and history what waits and who is what; a replacement that comes to nothing is followed by a restart."""
     stuck = "if order['do'] == 'regroup' and rank == 0 and order['generation'] == 3: time.sleep(600)"
-    play = begun(stage, "heirs", "--on", stuck, **SPARE, timeouts={"recovery": {"replace_ranks": "3s"}})
+    play = begun(stage, "heirs", "--on", stuck, **SPARE, timeouts={"recovery": {"replace_ranks": "10s"}})
     stands_by(play)
     before = play.pids()
     waiting = next(iter(hot_spares(play).values()))["pid"]
     play.dies()
     play = stage.again("heirs", play.spec)
     wait_until(
-        lambda: any("reattached" in one.text for one in queries.job_events(stage.history, play.job.id)), seconds=30, explain=play.log
+        lambda: any("reattached" in one.text for one in queries.job_events(stage.history, play.job.id)), seconds=60, explain=play.log
     )
     play.chaos.kill(1)
     recovered(play)
@@ -278,7 +288,7 @@ def test_a_flow_that_dies_in_any_state_of_a_takeover_is_replaced(stage: Stage) -
     for number, state in enumerate(("DIAGNOSING", "ISOLATING", "RESCHEDULING", "RESUMING"), 1):
         seen = len(queries.transitions(stage.history, play.job.id))
         play.chaos.kill(1)
-        wait_until(partial(has_been_in, play, state, seen), seconds=30, explain=play.log)
+        wait_until(partial(has_been_in, play, state, seen), seconds=60, explain=play.log)
         play.dies()
         play = stage.again("dies-in-a-recovery", play.spec)
         recovered(play, number)

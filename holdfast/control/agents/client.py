@@ -60,8 +60,8 @@ class AgentClient:
         """Seconds of silence after which what arrives may be old."""
         self.catching_up: float | None = None
         """Since when events from before may still arrive (monotonic); None while none do."""
-        self._probe: int | None = None
-        """Number of the ping whose answer comes after them."""
+        self._probing, self._probe = False, 0
+        """Whether a ping is on its way whose answer comes after them, and the number of the last one."""
         self.lost_reason: str | None = None
         """Why the agent is lost; None as long as it is not."""
         self.lost_at: float | None = None
@@ -189,14 +189,15 @@ class AgentClient:
             with suppress(AgentDisconnected):
                 if self.catching_up is None:
                     self.forget(self.send("ping", lambda _: None))
-                elif self._probe is None:
+                elif not self._probing:
+                    self._probing = True  # before it is sent: the answer may be here before its number is
                     self._probe = self.send("ping", partial(self._note_caught_up, time.monotonic()))
 
     def _note_caught_up(self, at: float, answer: Message) -> None:
         """Note that the agent has answered a ping of *at* (monotonic): the stream keeps its order, so nothing older is on its way."""
         if "event" in answer:  # it is lost
             return
-        self._probe, self.known_until = None, max(self.known_until, at)
+        self._probing, self.known_until = False, max(self.known_until, at)
         if self.catching_up is not None and at >= self.catching_up:
             self.catching_up = None
 
@@ -323,10 +324,9 @@ class AgentClient:
         with self._lock:
             self._socket, self.disconnected_since = sock, None
             self.last_received = self.catching_up = time.monotonic()
-            if self._probe is not None:
-                self.forget(self._probe)
-                self._probe = None
-            waiting = [self._unanswered[number] for number in sorted(self._unanswered)]
+            self.forget(self._probe)
+            self._probing = False
+            waiting = [line for _, line in sorted(self._unanswered.copy().items())]  # other threads give commands up meanwhile
             with suppress(OSError):  # the reactor sees the end
                 if self._last_event is not None:
                     fields = {"since": self._last_event, "protocol": PROTOCOL, "epoch": self.epoch, "job": self.job}

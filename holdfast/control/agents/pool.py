@@ -486,11 +486,12 @@ class AgentPool:
 
     def alive(self, but: Collection[str] = ()) -> list[str]:
         """Return the nodes with a connection, or with one that has just ended; none of *but*."""
-        return [node for node, client in self.clients.items() if node not in but and not (client.lost_reason or client.is_unreachable)]
+        clients = self.clients.copy()  # here and below: other threads bring up nodes
+        return [node for node, client in clients.items() if node not in but and not (client.lost_reason or client.is_unreachable)]
 
     def connected(self) -> list[str]:
         """Return the nodes whose agents are not known to be lost, including those that cannot be reached now."""
-        return [node for node, client in self.clients.items() if not client.lost_reason]
+        return [node for node, client in self.clients.copy().items() if not client.lost_reason]
 
     def expected(self) -> set[str]:
         """Return the nodes whose agents are connected, or are waited for."""
@@ -498,7 +499,7 @@ class AgentPool:
 
     def disconnected(self) -> dict[str, str]:
         """Return the nodes whose agents are lost or missing, and why."""
-        lost = {node: client.lost_reason for node, client in self.clients.items() if client.lost_reason}
+        lost = {node: client.lost_reason for node, client in self.clients.copy().items() if client.lost_reason}
         return {**self.without_agent, **lost}
 
     def lost_at(self, node: str) -> float:
@@ -521,16 +522,16 @@ class AgentPool:
         now = min(now, REACTOR.caught_up)
         if self._awake_since > (last := now - seconds):
             return {}
-        since = {node: at for node, at in self.unseen.items() if at < last and node not in self.clients}
-        since |= {
-            node: client.last_received for node, client in self.clients.items() if client.last_received < last and not client.lost_reason
-        }
+        clients = self.clients.copy()
+        since = {node: at for node, at in self.unseen.copy().items() if at < last and node not in clients}
+        since |= {node: client.last_received for node, client in clients.items() if client.last_received < last and not client.lost_reason}
         return {node: f"it has been silent for {now - max(at, self._awake_since):.1f} s" for node, at in since.items()}
 
     def all_silent(self, seconds: float) -> bool:
         """Return whether no agent has sent anything for longer than *seconds*; on one machine nothing can be cut between nodes."""
         last = time.monotonic() - seconds
-        if not self.source.remote or any(client.last_received >= last for client in self.clients.values() if not client.lost_reason):
+        clients = self.clients.copy().values()
+        if not self.source.remote or any(client.last_received >= last for client in clients if not client.lost_reason):
             return False
         expected = self.expected()
         return bool(expected) and expected <= self.silent(seconds).keys()
@@ -538,7 +539,8 @@ class AgentPool:
     @property
     def last_contact(self) -> float:
         """Return when any agent last sent something, or began to be waited for (monotonic); now, where there is none."""
-        return max([*(client.last_received for client in self.clients.values()), *self.unseen.values()], default=time.monotonic())
+        received = [client.last_received for client in self.clients.copy().values()]
+        return max([*received, *self.unseen.copy().values()], default=time.monotonic())
 
     def known_until(self, members: Collection[str]) -> float:
         """Return until when (monotonic) it is known what the ranks on *members* do: that a spare node talks tells nothing of them.
@@ -561,14 +563,15 @@ class AgentPool:
 
     def cut_off(self) -> dict[str, str]:
         """Return the nodes whose connection ended and could not be restored at once; their agents may run."""
-        nodes = [node for node, client in self.clients.items() if client.disconnected_since is not None and client.failed_attempts]
+        clients = self.clients.copy()
+        nodes = [node for node, client in clients.items() if client.disconnected_since is not None and client.failed_attempts]
         return dict.fromkeys(nodes, "its connection ended, and it cannot be reached")
 
     def reconnecting(self) -> frozenset[str]:
         """Return the nodes whose connection has just ended and is being restored: nobody knows yet what that means."""
         return frozenset(
             node
-            for node, client in self.clients.items()
+            for node, client in self.clients.copy().items()
             if client.disconnected_since is not None and not (client.failed_attempts or client.is_unreachable)
         )
 

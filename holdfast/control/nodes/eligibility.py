@@ -240,7 +240,7 @@ class NodeEligibility:
         self._wake.set()
         if self._thread is not None:
             self._thread.join(CLOSE_SECONDS)
-        for one in self._queue:
+        for one in list(self._queue):  # the thread may still be at it
             note(log, "node.fault-record-lost", level=logging.ERROR, node=one.node, severe=one.severe, reason=one.reason)
 
     def _follow(self) -> None:

@@ -197,8 +197,8 @@ def _launch(run: JobController, started: int) -> Transition:
         if not (launching and run.generations.members):
             run.detach.request(asked.why)
 
-    asked.why, run.detach.why = run.detach.why, ""
-    signal.signal(DETACH, hand_over_when_possible)
+    signal.signal(DETACH, hand_over_when_possible)  # first: a request that comes now is moved over below with one from before
+    asked.why, run.detach.why = run.detach.why or asked.why, ""
     while (turn := ending(run)) is None:
         if asked.why:
             hand_over_when_possible()
