@@ -107,12 +107,25 @@ class AgentServer:
                 os.write(ready, encode({"ready": True, "id": self.me.id, "pid": os.getpid()}))
             os.close(ready)
         while not (self.ending and not self.workers.everybody()):
-            for key, mask in self._selector.select(self._seconds_to_wait()):
-                key.data(mask)
-            self.workers.reap()
-            self._tick()
+            self._turn()
         self._close()
         return 0
+
+    def _turn(self) -> None:
+        """Wait for what comes, or for the next thing to do; handle the one and do the other.
+
+        A process that is stopped and continued (SIGSTOP, a frozen container) leaves ``select`` when its timeout has passed, without what
+        has come meanwhile. That is handled before anything is taken for silence: a command that lies in the socket renews the lease.
+        """
+        self._handle_ready(self._seconds_to_wait())
+        now = time.monotonic()
+        self._handle_ready(0.0)
+        self.workers.reap()
+        self._tick(now)
+
+    def _handle_ready(self, seconds: float) -> None:
+        for key, mask in self._selector.select(seconds):
+            key.data(mask)
 
     def _catch_signals(self) -> None:
         wake, waker = socket.socketpair()
@@ -209,8 +222,7 @@ class AgentServer:
         nearest = min([at for at in times if at is not None], default=self._lease_end)
         return min(MAX_WAIT, max(0.0, min(nearest, self._lease_end) - time.monotonic()))
 
-    def _tick(self) -> None:
-        now = time.monotonic()
+    def _tick(self, now: float) -> None:
         for part in self._parts:
             part.tick(now)
         if now >= self._next_heartbeat and self.workers.living():

@@ -53,11 +53,11 @@ def acquire(history: History, job: Job, *, holder: str, flow_run: str = "", flow
     """
     with history.session(immediate=True) as session:
         limit_idle_time(session.connection())
-        now = _now(session)
         _lock_name(session, job.name)
         of_name = or_(col(Lease.job_id) == job.id, col(Job.name) == job.name)
         query = select(Lease).outerjoin(Job, col(Job.id) == col(Lease.job_id)).where(of_name)
         leases = list(session.exec(query.with_for_update(of=Lease)))
+        now = _now(session)  # after the locks: however long they were waited for, the lease lasts from now on
         for lease in leases:
             if _is_live(lease, now):
                 raise JobAlreadyRunning(job.name, describe_holder(lease))
@@ -83,13 +83,14 @@ def acquire(history: History, job: Job, *, holder: str, flow_run: str = "", flow
 
 
 def acquire_when_free(history: History, job: Job, *, holder: str, seconds: float, **flow_run: str) -> Lease:
-    """Acquire the lease as soon as it is free; raise `JobAlreadyRunning` after *seconds*."""
+    """Acquire the lease as soon as it is free; raise `JobAlreadyRunning` when it is not after *seconds*."""
     until = time.monotonic() + seconds
     while True:
+        begun = time.monotonic()
         try:
             return acquire(history, job, holder=holder, **flow_run)
         except JobAlreadyRunning:
-            if time.monotonic() >= until:
+            if begun >= until:  # a try that began before says nothing of the time since, in which this process may have been stopped
                 raise
         time.sleep(_RETRY_INTERVAL)
 
@@ -147,8 +148,9 @@ class LeaseRenewer:
         self._history, self._on_lost = history, on_lost
         self._stopped = threading.Event()
         self._released = False
-        self.good_until = boot_time() + LEASE_SECONDS - RENEW_SECONDS
-        """Until then nobody else can have acquired the lease: seconds since boot, which also count while the machine is suspended."""
+        self.good_until = 0.0
+        """Until then nobody else can have acquired the lease: seconds since boot, which also count while the machine is suspended. That is
+        known from the first renewal on, which comes at once: the lease may have been acquired any time ago."""
         self._lock = threading.Lock()
         self._try = RetryingHistory("lease", {"job": lease.job_id})
         self._thread = threading.Thread(target=self._run, name=f"lease of {lease.job_id}", daemon=True)
@@ -191,6 +193,7 @@ class LeaseRenewer:
         return raised
 
     def _run(self) -> None:
+        self._try(self._renew)
         while not self._stopped.wait(RENEW_SECONDS):
             self._try(self._renew)
 

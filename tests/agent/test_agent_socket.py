@@ -18,7 +18,7 @@ from hypothesis import strategies as some
 
 from holdfast.host.process import is_alive
 from holdfast.protocol import MAX_LINE_BYTES, PROTOCOL, connect, encode
-from tests.agent.rig import CLIENT, Flow, Node
+from tests.agent.rig import CLIENT, SECONDS, Flow, Node
 from tests.mentions import mentions
 
 # "end" is left out: it means it
@@ -175,7 +175,7 @@ def unharmed(node: Node, flow: Flow, pid: int) -> None:
 
 def send_alone(node: Node, data: bytes) -> bytes:
     """Send *data* on a connection of its own; return what the agent answers until it has read all."""
-    with connect(node.folder / "agent.sock", seconds=10) as sock:
+    with connect(node.folder / "agent.sock", seconds=SECONDS) as sock:
         with suppress(BrokenPipeError, ConnectionResetError):  # it has read enough
             sock.sendall(data)
             sock.shutdown(socket.SHUT_WR)
@@ -310,7 +310,7 @@ def test_a_client_that_sends_without_end_does_not_starve_others(agent_at_work: t
     child = os.fork()
     if child == 0:
         try:
-            with connect(node.folder / "agent.sock", seconds=30) as sock:
+            with connect(node.folder / "agent.sock", seconds=SECONDS) as sock:
                 while True:
                     sock.sendall(b'{"t":"beat","step":1}\n' * 10_000)
         finally:
@@ -326,7 +326,7 @@ def test_a_client_that_sends_without_end_does_not_starve_others(agent_at_work: t
 def test_a_client_that_reads_no_answers_is_disconnected(agent_at_work: tuple[Node, Flow, int]) -> None:
     """Memory is not for the taking in this direction either."""
     node, flow, pid = agent_at_work
-    with connect(node.folder / "agent.sock", seconds=10) as sock, pytest.raises((BrokenPipeError, ConnectionResetError)):
+    with connect(node.folder / "agent.sock", seconds=SECONDS) as sock, pytest.raises((BrokenPipeError, ConnectionResetError)):
         sock.sendall(encode({"id": "x" * 100_000, "do": "ping", "epoch": 3}) * 500)
     unharmed(node, flow, pid)
 
@@ -337,7 +337,7 @@ def test_more_connections_than_the_agent_serves_do_not_lock_out_those_it_has(age
     crowd: list[socket.socket] = []
     try:
         for _ in range(300):
-            crowd.append(connect(node.folder / "agent.sock", seconds=5))
+            crowd.append(connect(node.folder / "agent.sock", seconds=SECONDS))
             flow.ok("ping")
         unharmed(node, flow, pid)
     finally:
@@ -355,7 +355,7 @@ def test_an_agent_out_of_descriptors_goes_on(tmp_path: Path) -> None:
     try:
         with node.flow() as flow:
             flow.ok("ping")
-            crowd += [connect(node.folder / "agent.sock", seconds=5) for _ in range(80)]
+            crowd += [connect(node.folder / "agent.sock", seconds=SECONDS) for _ in range(80)]
             flow.ok("ping")
             for sock in crowd:
                 sock.close()

@@ -8,7 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -114,7 +114,7 @@ def test_a_new_agent_ends_what_an_earlier_one_left(new_node: Node) -> None:
     ):
         new_node.begin()
         assert new_node.said["ready"]
-        assert ours.wait(10) == -signal.SIGKILL
+        assert ours.wait(60) == -signal.SIGKILL
         assert other.poll() is None
         other.kill()
 
@@ -171,15 +171,14 @@ def test_an_agent_resets_ignored_and_blocked_signals(new_node: Node) -> None:
 
 
 def test_without_a_command_for_its_lease_an_agent_ends_with_its_workers(node: Node) -> None:
-    """No controller is left: the node must not stay occupied for ever. Any order renews the lease."""
+    """No controller is left: the node must not stay occupied for ever."""
+    nap = [sys.executable, "-c", "import time; time.sleep(600)"]
     with node.flow().attach(0) as flow:
-        flow.prepare(node, [sys.executable, "-c", "import time; time.sleep(600)"], lease=0.6)
+        flow.prepare(node, nap)
         flow.start(1)
-        begin = time.monotonic()
-        while time.monotonic() - begin < 1.2:
-            flow.ok("ping")
         pid = flow.pid()
         assert is_alive(pid, None)
+        flow.prepare(node, nap, lease=0.5)
         flow.wait("lease.ended")
         assert flow.exited()["ordered"] is True
         flow.wait("agent.ended")
@@ -193,13 +192,18 @@ def test_refused_commands_do_not_renew_the_lease(node: Node) -> None:
     """A flow that lost its job and goes on asking must not keep it alive."""
     with node.flow(epoch=5) as control_job, node.flow(epoch=4) as deposed:
         control_job.attach(0)
+        control_job.prepare(node, [sys.executable, "-c", ""])
+        assert deposed.order("ping")["ok"] is False
         control_job.prepare(node, [sys.executable, "-c", ""], lease=0.5)
-        while not deposed.gone and not any(event["event"] == "lease.ended" for event in control_job.events):
-            if not deposed.gone:
+
+        def is_over() -> bool:
+            with suppress(OSError):  # the agent may have ended already
                 deposed.raw(b'{"id":7,"do":"ping","epoch":4}\n')
-                deposed.receive(0.05)
-            control_job.receive(0.05)
-        assert deposed.answers[7]["ok"] is False
+            deposed.receive(0.01)
+            control_job.receive(0.01)
+            return any(event["event"] == "lease.ended" for event in control_job.events)
+
+        wait_until(is_over, seconds=60)
 
 
 @pytest.mark.parametrize("how", ["by the flow", "by a second signal"])
@@ -245,7 +249,7 @@ def signal_again(node: Node, flow: Flow) -> None:
         flow.receive(0.2)
         return any(event["event"] == "worker.exited" for event in flow.events)
 
-    wait_until(is_over, seconds=30)
+    wait_until(is_over, seconds=60)
 
 
 def test_sigterm_ends_a_node_without_an_attached_controller(node: Node) -> None:

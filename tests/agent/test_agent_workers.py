@@ -16,7 +16,7 @@ import pytest
 from holdfast.control.config.worker_env import rank_environments
 from holdfast.control.state.rank_table import RankTable
 from holdfast.host.process import is_alive, state_of
-from tests.agent.rig import CLIENT, Flow, Node
+from tests.agent.rig import CLIENT, SECONDS, Flow, Node
 from tests.waiting import wait_until
 
 FATAL = sorted(
@@ -220,7 +220,7 @@ print("times", times, flush=True)
     generation = runs.run(CLIENT + code, 0, 1)
     for rank in (0, 1):
         runs.flow.wait("worker.hello", rank=rank, generation=generation)
-    runs.flow.stop(generation, signal.SIGTERM, 10.0)
+    runs.flow.stop(generation, signal.SIGTERM, SECONDS)
     for rank in (0, 1):
         end = runs.flow.exited(rank, generation=generation)
         assert (end["code"], end["ordered"]) == (0, True)
@@ -243,7 +243,7 @@ def test_a_stopped_worker_is_ended_too(runs: Runs, number: int) -> None:
     runs.flow.wait("worker.hello", generation=generation)
     os.kill(runs.flow.pid(generation=generation), signal.SIGSTOP)
     runs.flow.wait("worker.stopped", generation=generation)
-    runs.flow.stop(generation, number, 10.0)
+    runs.flow.stop(generation, number, SECONDS)
     assert runs.flow.exited(generation=generation)["signal"] == number
 
 

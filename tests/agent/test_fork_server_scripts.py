@@ -95,7 +95,12 @@ print(where(), sys.getrecursionlimit(), sys.excepthook is sys.__excepthook__)
     "bad indentation": "if True:\nprint(1)\n",
     "exit handlers": "import atexit, sys\natexit.register(print, 'bye')\nprint('hello')\nsys.exit(5)",
     "exit handlers after an error": "import atexit\natexit.register(print, 'bye')\nx = y",
-    "a thread that goes on": "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.2), print('late'))).start()\nx = y",
+    "a thread that goes on": """
+import threading
+main = threading.main_thread()
+threading.Thread(target=lambda: (main.join(), print("late"))).start()
+x = y
+""",
     "a thread that fails": "import threading\nt = threading.Thread(target=lambda: 1 / 0, name='t')\nt.start()\nt.join()",
     "streams": "import sys\nprint('out', end='')\nprint('err', file=sys.stderr, end='')\nsys.stdout.buffer.write(b'\\xff\\0')",
     "warnings": "import warnings\nwarnings.warn('careful')\nimport logging\nlogging.warning('log')",

@@ -35,11 +35,11 @@ time.sleep(600)
 """
 
 
-def keeping(node: Node, flow: Flow, *, generation: int = 1, lease: float = 60.0) -> Path:
+def keeping(node: Node, flow: Flow, *, generation: int = 1) -> Path:
     """Have a worker put a snapshot into the memory store; return the memory store."""
     done = node.work / f"done-{generation}"
     environment = {"HOLDFAST_TOKEN": "secret", "PYTHONPATH": str(Path(shared_memory.__file__).parents[1]), "DONE": str(done)}
-    flow.prepare(node, [sys.executable, node.script(KEEPER)], environment=environment, memory=MEMORY, lease=lease)
+    flow.prepare(node, [sys.executable, node.script(KEEPER)], environment=environment, memory=MEMORY)
     flow.start(generation)
     wait_until(done.exists, seconds=60, explain=node.output)
     return store_folders.memstore_of(mark_of(node.folder), "job")
@@ -98,9 +98,11 @@ def test_an_agent_that_is_terminated_leaves_the_memory_store_to_the_next(new_nod
 @pytest.mark.parametrize("how", ["end", "lease"])
 def test_an_agent_that_ends_in_order_gives_the_memory_back(node: Node, flow: Flow, how: str) -> None:
     """The job is over, the node was released, or it has no controller."""
-    place = keeping(node, flow, lease=1.5 if how == "lease" else 60.0)
+    place = keeping(node, flow)
     if how == "end":
         flow.ok("end")
+    else:
+        flow.prepare(node, ["true"], memory=MEMORY, lease=0.5)
     assert node.ended() == 0
     assert not place.exists()
 
@@ -131,7 +133,9 @@ def test_without_a_memory_store_training_goes_on(new_node: Node, tmp_path: Path)
     node = new_node.begin(HOLDFAST_MEMSTORE_ROOT=str(tmp_path / "file"))
     with node.flow() as flow:
         flow.attach(0)
-        script = node.script("import os; print(sorted(name for name in os.environ if 'VAULT' in name and name != 'HOLDFAST_VAULTS'))")
+        script = node.script(
+            "import os; print(sorted(name for name in os.environ if 'MEMSTORE' in name and name != 'HOLDFAST_MEMSTORE_ROOT'))"
+        )
         assert flow.prepare(node, [sys.executable, script], memory=MEMORY)["memory"] is None
         why = flow.wait("memstore.unavailable", what="memstore")["why"]
         assert str(tmp_path / "file") in why

@@ -29,12 +29,14 @@ from holdfast.host.process import (
 from tests.waiting import wait_until
 
 NAP = "import time; time.sleep(600)"
+HERE = f"here-{os.getpid()}"
+"""The value of a mark that no other run of these tests has."""
 
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
     """Give a child that sleeps, in a session of its own."""
-    with subprocess.Popen([sys.executable, "-c", NAP], start_new_session=True, env={"A_MARK": "here"}) as child:
+    with subprocess.Popen([sys.executable, "-c", NAP], start_new_session=True, env={"A_MARK": HERE}) as child:
         yield child
         child.kill()
 
@@ -90,10 +92,10 @@ def test_signals_to_exited_processes_are_no_error(child: subprocess.Popen[bytes]
 
 def test_a_sweep_takes_what_carries_the_very_mark(child: subprocess.Popen[bytes]) -> None:
     """Not one whose value only begins like it."""
-    wait_until(lambda: child.pid in marked("A_MARK", "here"), seconds=60)
-    assert sweep("A_MARK", "her") == sweep("A_MARK", "") == sweep("MARK", "here") == []
-    assert sweep("A_MARK", "here", spare=lambda pid: pid == child.pid, seconds=0.1) == []
-    assert sweep("A_MARK", "here") == [child.pid]
+    wait_until(lambda: child.pid in marked("A_MARK", HERE), seconds=60)
+    assert sweep("A_MARK", HERE[:-1]) == sweep("A_MARK", "") == sweep("MARK", HERE) == []
+    assert sweep("A_MARK", HERE, spare=lambda pid: pid == child.pid, seconds=0.1) == []
+    assert sweep("A_MARK", HERE) == [child.pid]
     assert child.wait() == -signal.SIGKILL
 
 

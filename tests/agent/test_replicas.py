@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ from tests.waiting import wait_until
 
 MakeNode = Callable[..., MemoryNode]
 BIG = 6 * 2**20 + 4321
+SMALL = 2**18 + 4321
+"""Written in no time: what it takes to be sent is the bandwidth's doing alone."""
 
 
 def received(node: MemoryNode) -> int:
@@ -115,12 +118,12 @@ def test_an_abandoned_draft_leaves_no_replica(make: MakeNode) -> None:
 def test_a_slow_replica_node_skips_steps_and_has_complete_ones(make: MakeNode) -> None:
     """The snapshot that is sent stays until it is sent; the worker sees that and takes another slot."""
     here, there = make("here"), make("there")
-    here.replicate(there, bandwidth=4 * BIG)
+    here.replicate(there, bandwidth=2 * SMALL)
     writer, seen, step = Writer(here), set[int](), 0
     until = time.monotonic() + SECONDS
     while len(seen) < 3 and time.monotonic() < until:
         step += 1
-        writer.snapshot(step, noise(BIG, step))
+        writer.snapshot(step, noise(SMALL, step))
         there.verify()
         seen |= set(there.copied_steps())
         time.sleep(0.02)
@@ -199,13 +202,17 @@ def test_a_lost_replica_node_is_reported_once_and_so_is_its_return(make: MakeNod
     there.keeps(1)
     there.kill()
     there.listening.close()
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(there.address)  # nobody else gets the port, and who connects to it is refused
     for step in range(2, 8):
         writer.snapshot(step, noise(1000, step))
         time.sleep(0.1)
     wait_until(lambda: here.events_named("replica.lost"), seconds=SECONDS)
     back = MemoryNode("there")
     back.listening.close()
-    back.listening = there.listening = socket.create_server(there.address, backlog=64)
+    held.listen(64)
+    back.listening = there.listening = held
     try:
         back.begin()
         back.keeps(7)
@@ -385,7 +392,8 @@ def test_agents_have_their_nodes_keep_each_others_snapshots(tmp_path: Path) -> N
         newest = max(copies(ports[1], 0))
         wait_until(lambda: max(copies(ports[1], 0)) > newest + 3, seconds=SECONDS)
         assert not [one for one in flows[0].events if one["event"].startswith("replica")]
-        flows[1].stop(1)
+        for flow in flows:  # what is there stays then
+            flow.stop(1)
         name, label = max(RemoteMemstore(("127.0.0.1", ports[1]), TOKEN).labels().items(), key=lambda item: item[1].time)
         RemoteMemstore(("127.0.0.1", ports[1]), TOKEN).fetch(name, label, tmp_path / "got.snap")
         os.kill(nodes[0].agent, signal.SIGKILL)
@@ -399,7 +407,12 @@ def test_agents_have_their_nodes_keep_each_others_snapshots(tmp_path: Path) -> N
 
 def servers_of(node: Node) -> list[int]:
     """Return the memory servers of a node."""
-    return [pid for pid in node.remains() if b"holdfast.agent.memstore.server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    found = []
+    for pid in node.remains():
+        with suppress(OSError):  # it has ended meanwhile
+            if b"holdfast.agent.memstore.server" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
 
 
 def test_an_agent_that_comes_after_one_that_was_killed_serves_on_the_same_port(new_node: Node) -> None:

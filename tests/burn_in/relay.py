@@ -70,7 +70,7 @@ class Relay:
             self.server.shutdown(socket.SHUT_RDWR)
         self.server.close()
         for thread in self.threads:
-            thread.join(20)
+            thread.join(60)
         for end in self.ends:
             end.close()
 

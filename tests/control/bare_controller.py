@@ -58,5 +58,5 @@ def bare_controller(
 
 def recorded_events(controller: JobController) -> list[str]:
     """Return the texts of the recorded events, oldest first."""
-    assert controller.recorder.flush(10.0)
+    assert controller.recorder.flush(60.0)
     return [one.text for one in queries.job_events(controller.history, controller.job.id)]

@@ -72,8 +72,8 @@ def test_the_waiting_events_of_one_node_are_bounded_and_none_is_lost(monkeypatch
     monkeypatch.setattr("holdfast.control.agents.reactor.CHUNK", 2**14)
     waiting, agent = EventQueue(), Flooding()
     client = AgentClient("a", agent.connect, waiting, epoch=1)
-    client.send("attach", lambda _: None, since=0)
     client.agent, client._last_event = "x", 0
+    client.send("attach", lambda _: None, since=0)
     wait_until(lambda: client.disconnected_since is not None, seconds=60)
     received = [event["seq"] for _, event in waiting.drain(0.0)]
     assert len(received) * 100 < reactor.MAX_BYTES < EVENTS * 100

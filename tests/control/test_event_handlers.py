@@ -47,7 +47,7 @@ class Recorded:
 
     def curve(self) -> list[tuple[int, float | None]]:
         """Return the job's losses, step by step."""
-        assert self.recorder.flush(10.0)
+        assert self.recorder.flush(60.0)
         return [(row.step, row.loss) for row in queries.curve(self.history, self.job.id)]
 
     def twice(self) -> int:
@@ -162,7 +162,7 @@ def test_the_nodes_of_one_machine_cause_one_event(recorded: Recorded, kind: str,
             "source": f"host check on {node}",
         }
         recorded.receives("node.fault", node=node, seen_at=float(number), **facts)
-    assert recorded.recorder.flush(10.0)
+    assert recorded.recorder.flush(60.0)
     assert [one.node for one in queries.faults(recorded.history, recorded.job.id)] == ["a", "b"]
     assert {node for _, node, _ in recorded.run.stragglers._watched} == {"a", "b"}, "what it costs is watched on both"
     where = [line.partition(":")[0] for line in recorded.job_events]
@@ -174,7 +174,7 @@ def test_a_busy_machine_is_reported_by_the_first_job_only(recorded: Recorded, cl
     """A user who repeats a script need not read it each time; another cluster, or a quarter of an hour, makes it news again."""
     recorded.recorder.add(models.Job(id="before", name="b", spec={}, cluster={"name": "c"}, directory="/b", at=0.0))
     recorded.recorder.add(a_fault("before", kind="host-overloaded", at=100.0))
-    assert recorded.recorder.flush(10.0)
+    assert recorded.recorder.flush(60.0)
     recorded.handlers.log.cluster = cluster
     recorded.receives("node.fault", seen_at=at, kind="host-overloaded", part="processors", quote="load 9", source="host check")
     assert len(recorded.job_events) == lines

@@ -85,7 +85,7 @@ def test_the_history_has_one_row_a_generation_with_the_newest_report(board: Gene
     for step in (7, 8, 9):
         send(board, float(step), {rank: beat(step, step=step - 1, age=0.1, **COST) for rank in (0, 1)})
         keeps.poll(board, float(step), training=step < 9)
-    assert recorder.flush(10)
+    assert recorder.flush(60)
     (row,) = queries.snapshots(history, "job")
     assert (row.generation, row.at, row.step, row.age_steps, row.ages) == (3, 9.0, 8, 1, {"1": 2})
     later = SnapshotStats(recorder, "job")
@@ -94,7 +94,7 @@ def test_the_history_has_one_row_a_generation_with_the_newest_report(board: Gene
     later.poll(board, 12.0, training=True)
     following = send(GenerationState(4, {"a": [0, 1]}), 13.0, {rank: beat(13, step=12, age=0.1) for rank in (0, 1)})
     later.poll(following, 13.0, training=True)
-    assert recorder.flush(10)
+    assert recorder.flush(60)
     assert [(one.generation, one.step, one.ages) for one in queries.snapshots(history, "job")] == [
         (3, 9, {"1": 2, "3": 1}),
         (4, 12, {"1": 1}),

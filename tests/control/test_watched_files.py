@@ -138,7 +138,7 @@ def messages_until(watched: ClusterFile, words: str) -> list[str]:
         messages.extend(watched.news())
         return any(words in one for one in messages)
 
-    wait_until(received, seconds=15, explain=lambda: str(messages))
+    wait_until(received, seconds=60, explain=lambda: str(messages))
     return messages
 
 

@@ -26,7 +26,7 @@ from tests.fuzz.examples import ANYTHING, SOCKETS, mutated
 from tests.waiting import wait_until
 
 TOKEN: Final = "cd" * 16
-LONG: Final = timedelta(seconds=30)
+LONG: Final = timedelta(seconds=60)
 HELLO: Final = kv_store._frame(Verb.HELLO, 0, [TOKEN.encode()])
 SAYINGS: Final = [
     HELLO,
@@ -47,7 +47,7 @@ def memory() -> int:
 def speak(port: int, data: bytes) -> bytes:
     """Send *data* to *port* and shut down the sending side; return the complete answer."""
     received = b""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as line, contextlib.suppress(OSError):
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as line, contextlib.suppress(OSError):
         line.sendall(data)
         line.shutdown(socket.SHUT_WR)
         while more := line.recv(65536):
@@ -95,7 +95,7 @@ def test_a_caller_without_the_token_cannot_make_the_server_store_megabytes(serve
     """An announced frame that is too long is refused before it arrives."""
     made, mine = server
     before = memory()
-    with socket.create_connection(("127.0.0.1", made.port), timeout=20) as line:
+    with socket.create_connection(("127.0.0.1", made.port), timeout=60) as line:
         line.sendall(struct.pack("!IBI", kv_store.MAX_FRAME - 1, Verb.SET, 1))
         with contextlib.suppress(ConnectionError):  # the connection is closed
             for _ in range(64):
@@ -110,12 +110,12 @@ def test_too_many_unauthenticated_callers_keep_no_client_out(server: tuple[KvSer
     made, mine = server
     monkeypatch.setattr(token_server, "MAX_UNAUTHENTICATED", 20)
     with contextlib.ExitStack() as lines:
-        idle = [lines.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=20)) for _ in range(60)]
+        idle = [lines.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=60)) for _ in range(60)]
         late = KvStore("127.0.0.1", made.port, TOKEN, LONG)
         serves(late)
         late.close()
         assert idle[0].recv(1) == b""  # closed
-        wait_until(lambda: len(made._pending) <= 20, seconds=20)
+        wait_until(lambda: len(made._pending) <= 20, seconds=60)
     serves(mine)
 
 
@@ -124,7 +124,7 @@ def test_unauthenticated_callers_are_dropped_after_their_time(server: tuple[KvSe
     made, mine = server
     monkeypatch.setattr(token_server, "HELLO_SECONDS", 0.3)
     with contextlib.ExitStack() as lines:
-        idle = [lines.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=30)) for _ in range(3)]
+        idle = [lines.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=60)) for _ in range(3)]
         assert [line.recv(1) for line in idle] == [b""] * 3
     serves(mine)
 
@@ -144,9 +144,9 @@ def test_many_unauthenticated_callers_cost_no_threads_and_few_descriptors(
 
     with contextlib.ExitStack() as lines:
         for _ in range(2 * BURST):
-            lines.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=30))
+            lines.enter_context(socket.create_connection(("127.0.0.1", made.port), timeout=60))
             assert len(made._pending) <= BURST + 1
-        wait_until(few, seconds=20)
+        wait_until(few, seconds=60)
         assert max(seen) <= threads
     (serves(server[1]) if of == "store" else lets_in(acceptor, 5))
 
@@ -172,7 +172,7 @@ def lets_in(acceptor: PeerAcceptor, incarnation: int) -> None:
                 found.append(one)
             return bool(found)
 
-        wait_until(there, seconds=30)
+        wait_until(there, seconds=60)
         found[0].close()
         assert line.fileno() >= 0
 
@@ -191,7 +191,7 @@ HELLOS: Final = some.dictionaries(some.sampled_from(("token", "rank", "incarnati
 @SOCKETS
 def test_an_acceptor_accepts_the_next_rank_whatever_callers_send(acceptor: PeerAcceptor, data: bytes) -> None:
     """And no thread ends with a traceback, which pytest would report as an error."""
-    with socket.create_connection(("127.0.0.1", acceptor.port), timeout=20) as line:
+    with socket.create_connection(("127.0.0.1", acceptor.port), timeout=60) as line:
         line.sendall(data)  # where it is a hello after all, the desk keeps the line
     lets_in(acceptor, 1)
 
@@ -217,7 +217,7 @@ def test_a_caller_that_sends_a_byte_now_and_then_is_dropped(acceptor: PeerAccept
     monkeypatch.setattr(token_server, "HELLO_SECONDS", 1.0)
     monkeypatch.setattr(token_server, "MAX_UNAUTHENTICATED", 10)
     with contextlib.ExitStack() as lines:
-        slow = [lines.enter_context(socket.create_connection(("127.0.0.1", acceptor.port), timeout=20)) for _ in range(30)]
+        slow = [lines.enter_context(socket.create_connection(("127.0.0.1", acceptor.port), timeout=60)) for _ in range(30)]
         lets_in(acceptor, 3)
 
         def gone() -> bool:
@@ -225,5 +225,5 @@ def test_a_caller_that_sends_a_byte_now_and_then_is_dropped(acceptor: PeerAccept
                 slow[-1].sendall(b"\0")
             return not acceptor._pending
 
-        wait_until(gone, seconds=30)
+        wait_until(gone, seconds=60)
     lets_in(acceptor, 4)

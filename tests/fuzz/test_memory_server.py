@@ -46,7 +46,7 @@ def unharmed(node: MemoryNode) -> None:
     """Assert that the server lives, serves the job, and that what looks whole is whole."""
     assert node.process is not None
     assert node.process.poll() is None
-    assert "rank-00003.0.snap" in RemoteMemstore(node.address, TOKEN, labels_seconds=30).labels()
+    assert "rank-00003.0.snap" in RemoteMemstore(node.address, TOKEN, labels_seconds=60).labels()
     node.verify()
 
 
@@ -60,7 +60,7 @@ def packed(message: object) -> bytes:
 @SOCKETS
 def test_a_stranger_learns_nothing(node: MemoryNode, data: bytes) -> None:
     """But who is asked: the server's own number."""
-    with socket.create_connection(node.address, timeout=20) as line, contextlib.suppress(ConnectionError):
+    with socket.create_connection(node.address, timeout=60) as line, contextlib.suppress(ConnectionError):
         line.sendall(data)
         line.shutdown(socket.SHUT_WR)
         received = b""
@@ -73,7 +73,7 @@ def test_a_stranger_learns_nothing(node: MemoryNode, data: bytes) -> None:
 
 def say(node: MemoryNode, data: bytes) -> None:
     """Come in as one who knows the token, send *data* and read whatever comes."""
-    with connect(node.address, TOKEN, seconds=20) as line, contextlib.suppress(OSError):
+    with connect(node.address, TOKEN, seconds=60) as line, contextlib.suppress(OSError):
         line.socket.sendall(data)
         line.socket.shutdown(socket.SHUT_WR)
         while line.socket.recv(65536):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.errors import HoldfastError, JobAlreadyRunning
-from holdfast.history import History, LeaseRenewer, acquire, queries
+from holdfast.history import History, LeaseRenewer, acquire, lease, queries
 from holdfast.history.cordons import CordonTable
 from holdfast.history.cordons import apply as apply_cordon
 from holdfast.policies.nodes import quarantine as acts
@@ -22,6 +22,8 @@ from holdfast.policies.nodes.cordons import Answer, CordonChanged, Node, Operato
 from tests.history.rows import a_job, a_step
 
 ROOT: Final = Path(__file__).parents[2]
+LONG: Final = 600.0
+"""Seconds that leases last here: none is to expire because its process waits for its turn on a busy machine."""
 
 
 class Child:
@@ -66,7 +68,7 @@ def say(line: object) -> None:
 
 def write_steps(url: str, job: str, count: str) -> None:
     """Write steps one by one, each in its own transaction; say each after it was committed."""
-    history = History.open(url, patience=15)
+    history = History.open(url, patience=60)
     for number in range(1, int(count) + 1):
         with history.session() as session:
             session.add(a_step(job, number))
@@ -93,7 +95,7 @@ def open_at_the_signal(url: str) -> None:
     say("ready")
     sys.stdin.readline()
     try:
-        history = History.open(url, patience=15)
+        history = History.open(url, patience=60)
         say(f"opened {len(queries.jobs(history))}")
     except HoldfastError as error:
         say(f"{type(error).__name__}: {error}")
@@ -101,7 +103,7 @@ def open_at_the_signal(url: str) -> None:
 
 def lock_file(path: str, statement: str) -> None:
     """Hold an SQLite file by *statement* until a line comes."""
-    raw = sqlite3.connect(path, isolation_level=None, timeout=10)
+    raw = sqlite3.connect(path, isolation_level=None, timeout=60)
     raw.execute(statement)
     say("locked")
     sys.stdin.readline()
@@ -111,7 +113,7 @@ def lock_file(path: str, statement: str) -> None:
 
 def race_for_leases(url: str, name: str) -> None:
     """For each job id received, try to take its lease and say its epoch, or that it is refused."""
-    history = History.open(url, patience=15)
+    history = History.open(url, patience=60)
     say("ready")
     for line in sys.stdin:
         try:
@@ -123,9 +125,9 @@ def race_for_leases(url: str, name: str) -> None:
 def hold_lease(url: str, job_id: str, job_name: str) -> None:
     """Take a lease, keep it until a line comes, then release it; say when it is lost."""
     history = History.open(url)
-    lease = acquire(history, a_job(job_name, id=job_id), holder="child")
-    with LeaseRenewer(history, lease, lambda taker: say(f"lost to {taker}")):
-        say(lease.epoch)
+    taken = acquire(history, a_job(job_name, id=job_id), holder="child")
+    with LeaseRenewer(history, taken, lambda taker: say(f"lost to {taker}")):
+        say(taken.epoch)
         sys.stdin.readline()
     say("released")
 
@@ -168,7 +170,7 @@ def write_or_say(url: str) -> None:
 def speak_of_nodes(url: str, name: str, rounds: str) -> None:
     """Take nodes out and back by turns as a program and as a person; say how many a program saw isolated after its own word."""
     place = CordonTable(cluster="c", names=[f"n{number}" for number in range(8)], rules=Rules())
-    history, program, person = History.open(url, patience=15), Owner(name=name), Owner(name=f"{name}@desk", person=True)
+    history, program, person = History.open(url, patience=60), Owner(name=name), Owner(name=f"{name}@desk", person=True)
     most = 0
 
     def out(node: Node, ward: QuarantineLimits) -> Answer:
@@ -190,5 +192,6 @@ def speak_of_nodes(url: str, name: str, rounds: str) -> None:
 
 
 if __name__ == "__main__":
+    setattr(lease, "LEASE_SECONDS", LONG)  # noqa: B010 (a constant, to the type checker)
     function: Callable[..., None] = globals()[sys.argv[1]]
     function(*sys.argv[2:])

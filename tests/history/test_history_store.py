@@ -131,7 +131,7 @@ def test_processes_that_open_a_fresh_database_at_once_all_succeed(history_url: s
 def test_threads_that_open_a_fresh_database_at_once_all_succeed(history_url: str) -> None:
     """Alembic keeps its state in globals: two threads must not meet in it."""
     opened: list[History] = []
-    threads = [threading.Thread(target=lambda: opened.append(History.open(history_url, patience=15))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: opened.append(History.open(history_url, patience=60))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -243,7 +243,7 @@ def test_readers_in_threads_share_a_history(history: History) -> None:
     threads = [threading.Thread(target=lambda: seen.append(len(queries.curve(history, "j1")))) for _ in range(20)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(seen) == 20, seconds=30)
+    wait_until(lambda: len(seen) == 20, seconds=60)
     assert seen == [50] * 20
     for thread in threads:
         thread.join()

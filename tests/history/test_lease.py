@@ -8,15 +8,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from holdfast.errors import JobAlreadyRunning, LeaseLost
-from holdfast.history import LEASE_SECONDS, History, Lease, LeaseRenewer, acquire, acquire_when_free, holder_of, new_id, queries
+from holdfast.history import LEASE_SECONDS, History, Job, Lease, LeaseRenewer, acquire, acquire_when_free, holder_of, new_id, queries
+from holdfast.history import lease as lease_module
 from holdfast.history.lease import started_at, this_host
 from holdfast.host.process import boot_time
-from tests.history.children import Child
+from tests.history.children import LONG, Child
 from tests.history.postgres_server import PostgresServer
 from tests.history.rows import a_job
 from tests.mentions import mentions
@@ -45,6 +48,12 @@ def row_of(history: History, job_id: str) -> Lease:
         row = session.get(Lease, job_id)
         assert row is not None
         return row
+
+
+@pytest.fixture(autouse=True)
+def _leases_outlast_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no lease of a test's own expire while this process waits for its turn."""
+    monkeypatch.setattr("holdfast.history.lease.LEASE_SECONDS", LONG)
 
 
 def ignore(_: str) -> None:
@@ -198,9 +207,9 @@ def test_a_lease_is_not_valid_after_the_machine_was_suspended(
     history: History, renewer_of: Callable[..., LeaseRenewer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock that counts goes on meanwhile: others have had all that time to take it."""
-    monkeypatch.setattr("holdfast.history.lease.LEASE_SECONDS", 600.0)
     renewer = renewer_of(history, acquire(history, a_job(), holder="me"))
-    assert boot_time() < renewer.good_until < boot_time() + 600.0
+    wait_until(lambda: renewer.good_until, seconds=60)
+    assert boot_time() < renewer.good_until < boot_time() + LONG
     renewer.release()
     clock = time.clock_gettime
     monkeypatch.setattr(time, "clock_gettime", lambda which: clock(which) + (3600.0 if which == time.CLOCK_BOOTTIME else 0.0))
@@ -242,11 +251,53 @@ def test_the_key_of_a_jobs_rows_is_made_once_and_its_own(history: History, renew
 def test_a_holder_on_another_host_is_replaced_only_after_its_expiry(history: History) -> None:
     """From here nobody can see whether it lives."""
     job = a_job()
-    forge(history, job.id, pid=2**22 + 1, expires_at=time.time() + 1.0)
+    forge(history, job.id, pid=2**22 + 1)
     with pytest.raises(JobAlreadyRunning, match=r"elsewhere .* on far"):
         acquire_when_free(history, job, holder="me", seconds=0.3)
-    assert acquire_when_free(history, job, holder="me", seconds=30).epoch == 8
+    forge(history, job.id, pid=2**22 + 1, expires_at=time.time() + 0.5)
+    assert acquire_when_free(history, job, holder="me", seconds=60).epoch == 8
     assert row_of(history, job.id).host == this_host()
+
+
+def test_whoever_was_stopped_while_it_waited_looks_once_more(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last look was before the stop, and the lease has expired since."""
+    job, looks, real = a_job(), list[str](), lease_module.acquire
+    forge(history, job.id)
+
+    def looked(history: History, job: Job, **more: str) -> Lease:
+        try:
+            return real(history, job, **more)
+        except JobAlreadyRunning:
+            looks.append("in use")
+            forge(history, job.id, expires_at=0.0)
+            clock[0] += 3600.0
+            raise
+
+    clock = [0.0]
+    monkeypatch.setattr(lease_module, "acquire", looked)
+    monkeypatch.setattr(lease_module, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=time.sleep, time=time.time))
+    assert acquire_when_free(history, job, holder="me", seconds=4.0).epoch == 8
+    assert looks == ["in use"]
+
+
+def test_a_lease_lasts_from_when_it_was_acquired_however_long_others_kept_it_waiting(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another controller decides about the same name at that time, and is slow."""
+    monkeypatch.setattr(lease_module, "LEASE_SECONDS", 0.5)
+    history, job, got = History.open(postgres.fresh_url()), a_job(), list[Lease]()
+    waiter = threading.Thread(target=lambda: got.append(acquire(history, job, holder="me")))
+    with history.session() as session:
+        lease_module._lock_name(session, job.name)
+        waiter.start()
+        with history.session() as other:
+            waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+            wait_until(lambda: other.scalar(waiting), seconds=60)
+        time.sleep(0.6)
+        released_at = time.time()
+    waiter.join()
+    assert got[0].expires_at > released_at
+    history.close()
 
 
 def test_a_renewer_renews_and_releases(history_url: str, child: StartChild) -> None:
@@ -269,13 +320,25 @@ def test_a_renewer_notices_a_lost_lease(history: History, renewer_of: Callable[.
     lost: list[str] = []
     renewer = renewer_of(history, acquire(history, job, holder="me"), lost.append)
     forge(history, job.id, epoch=2)
-    wait_until(lambda: lost, seconds=30)
+    wait_until(lambda: lost, seconds=60)
     assert lost == ["elsewhere (pid 1 on far)"]
     renewer.release()
     assert lost == ["elsewhere (pid 1 on far)"]
     present = holder_of(history, job.id)
     assert present is not None
     assert (present.epoch, present.holder) == (2, "elsewhere")
+
+
+def test_nobody_vouches_for_a_lease_that_was_taken_before_its_first_renewal(
+    history: History, renewer_of: Callable[..., LeaseRenewer]
+) -> None:
+    """A controller that was stopped right after it had acquired the lease must not act past the agents."""
+    job, lost = a_job(), list[str]()
+    lease = acquire(history, job, holder="me")
+    forge(history, job.id, epoch=2)
+    renewer = renewer_of(history, lease, lost.append)
+    wait_until(lambda: lost, seconds=60)
+    assert renewer.good_until == 0.0
 
 
 def test_an_expired_lease_that_nobody_took_is_still_ours(history: History, renewer_of: Callable[..., LeaseRenewer]) -> None:
@@ -285,12 +348,12 @@ def test_an_expired_lease_that_nobody_took_is_still_ours(history: History, renew
     lease = acquire(history, job, holder="me")
     forge(history, job.id, **{**lease.model_dump(exclude={"job_id"}), "expires_at": 1.0})
     renewer_of(history, lease, lost.append)
-    wait_until(lambda: row_of(history, job.id).expires_at > time.time(), seconds=30)
+    wait_until(lambda: row_of(history, job.id).expires_at > time.time(), seconds=60)
     with history.session(immediate=True) as session:
         session.delete(session.get(Lease, job.id))
-    wait_until(lambda: holder_of(history, job.id), seconds=30)
+    wait_until(lambda: holder_of(history, job.id), seconds=60)
     forge(history, job.id, epoch=0)
-    wait_until(lambda: row_of(history, job.id).epoch == 1, seconds=30)
+    wait_until(lambda: row_of(history, job.id).epoch == 1, seconds=60)
     assert not lost
 
 
@@ -304,11 +367,11 @@ def test_an_unreachable_database_loses_no_lease(
     renewer = renewer_of(history, acquire(history, job, holder="me"), lost.append)
     postgres.stop()
     try:
-        wait_until(lambda: "lease.history-unreachable" in caplog.text, seconds=30)
+        wait_until(lambda: "lease.history-unreachable" in caplog.text, seconds=60)
     finally:
         postgres.start()
     before = row_of(history, job.id).expires_at
-    wait_until(lambda: row_of(history, job.id).expires_at > before, seconds=30)
+    wait_until(lambda: row_of(history, job.id).expires_at > before, seconds=60)
     renewer.release()
     assert not lost
     assert caplog.text.count("lease.history-unreachable") == 1
@@ -340,8 +403,8 @@ def test_a_failing_callback_is_logged_and_ends_the_renewer(
 
     renewer = renewer_of(history, acquire(history, job, holder="me"), fail)
     forge(history, job.id, epoch=2)
-    wait_until(lambda: "lease.on-lost-failed" in caplog.text, seconds=30)
-    wait_until(lambda: not renewer._thread.is_alive(), seconds=30)
+    wait_until(lambda: "lease.on-lost-failed" in caplog.text, seconds=60)
+    wait_until(lambda: not renewer._thread.is_alive(), seconds=60)
 
 
 def test_threads_of_one_process_do_not_share_a_lease(history: History) -> None:
@@ -363,8 +426,9 @@ def test_threads_of_one_process_do_not_share_a_lease(history: History) -> None:
     assert sorted(answers) == ["1"] + ["refused"] * 5
 
 
-def test_a_lease_lasts_as_long_as_it_says(history: History) -> None:
+def test_a_lease_lasts_as_long_as_it_says(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the clock that all flows share."""
+    monkeypatch.setattr(lease_module, "LEASE_SECONDS", LEASE_SECONDS)
     job = a_job()
     before = time.time()
     lease = acquire(history, job, holder="me")

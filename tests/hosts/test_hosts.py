@@ -91,16 +91,16 @@ def test_a_host_can_be_cut_off_from_some_and_in_one_direction(rack: Rack) -> Non
 
     for whom, left in CUTS:
         for direction in DIRECTIONS:
-            wait_until(lambda: reached() == set(ways), seconds=20)
+            wait_until(lambda: reached() == set(ways), seconds=60)
             host.cut(whom if isinstance(whom, str) else [rack[number] for number in whom], direction)
-            assert reached() == left
+            wait_until(lambda: reached() == left, seconds=60)  # noqa: B023 (at once)
             assert host.lost() > 0
             host.heal()
     for break_it in (host.unplug, host.strand):
         break_it()
         assert not reached()
         host.heal()
-        wait_until(lambda: reached() == set(ways), seconds=20)
+        wait_until(lambda: reached() == set(ways), seconds=60)
 
 
 def test_a_host_without_power_says_nothing_and_comes_back_empty(rack: Rack) -> None:
@@ -108,10 +108,10 @@ def test_a_host_without_power_says_nothing_and_comes_back_empty(rack: Rack) -> N
     host = rack[2]
     for silent in (True, False):
         host.run("touch", "/dev/shm/lost")
-        with socket.create_connection((host.address, 22), timeout=20) as connection:
+        with socket.create_connection((host.address, 22), timeout=60) as connection:
             assert connection.recv(100).startswith(b"SSH")
             host.power_off(silent=silent)
-            connection.settimeout(0.3 if silent else 20)
+            connection.settimeout(0.3 if silent else 60)
             if silent:
                 with pytest.raises(TimeoutError):
                     connection.recv(100)
@@ -132,7 +132,7 @@ def test_links_can_be_slow_lossy_and_reset(rack: Rack) -> None:
     lost = [not reaches(host, rack.address) for _ in range(12)]
     assert set(lost) == {True, False}, "each outcome of twelve throws, but once in two thousand runs"
     host.heal()
-    with socket.create_connection((host.address, 22), timeout=20) as connection:
+    with socket.create_connection((host.address, 22), timeout=60) as connection:
         connection.recv(100)
         host.reset("orchestrator")
         with pytest.raises(ConnectionError):
@@ -152,8 +152,8 @@ def test_a_host_that_hangs_answers_pings_and_nothing_else(rack: Rack) -> None:
     """The kernel lives, and no process runs."""
     host = rack[0]
     host.freeze()
-    assert reaches(rack[1], host.address)
-    with socket.create_connection((host.address, 22), timeout=20) as connection:
+    wait_until(lambda: reaches(rack[1], host.address), seconds=60)
+    with socket.create_connection((host.address, 22), timeout=60) as connection:
         connection.settimeout(0.3)
         with pytest.raises(TimeoutError):
             connection.recv(100)
@@ -170,8 +170,8 @@ def test_hosts_go_with_who_made_them(rack: Rack, tmp_path: Path) -> None:
     assert run(["ip", "netns", "pids", f"hf{number}n0"])
     owner.kill()
     owner.communicate()
-    wait_until(lambda: not run(["ip", "netns", "pids", f"hf{number}n0"]), seconds=30)
+    wait_until(lambda: not run(["ip", "netns", "pids", f"hf{number}n0"]), seconds=60)
     with Rack(tmp_path / "next", 1) as following:
         assert following.number == number
-        assert reaches(following[0], following.address)
+        wait_until(lambda: reaches(following[0], following.address), seconds=60)
     assert f"hf{number}" not in run(["ip", "netns", "list"]).replace(f"hf{rack.number}n", "").split()

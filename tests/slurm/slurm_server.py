@@ -113,7 +113,7 @@ class SlurmServer:
         f = self.folder
         files = [f"--{what}={f}/munge.{end}" for what, end in (("log-file", "log"), ("pid-file", "pid"), ("seed-file", "seed"))]
         self._start("munged", "munged", "--foreground", "--force", f"--key-file={f}/munge.key", f"--socket={f}/munge.socket", *files)
-        wait_until((f / "munge.socket").exists, seconds=30, explain=self.logs)
+        wait_until((f / "munge.socket").exists, seconds=60, explain=self.logs)
         self._start("slurmctld", "slurmctld", "-D", "-c")
         for name in self.names:
             self.start_node(name, wait=False)
@@ -157,7 +157,7 @@ class SlurmServer:
             steps = {parent for pid in pids if (parent := parent_of(pid)) and _is_step(parent)}
             for pid in (*steps, *pids):
                 kill(pid, signal.SIGKILL)
-            wait_until(lambda pids=pids: not any(is_alive(pid, None) for pid in pids), seconds=30)  # type: ignore[misc]
+            wait_until(lambda pids=pids: not any(is_alive(pid, None) for pid in pids), seconds=60)  # type: ignore[misc]
 
     def mend(self) -> None:
         """Have all nodes back, undrained and idle."""

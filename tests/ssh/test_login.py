@@ -91,7 +91,7 @@ def agent_with(keys: list[Path], socket: Path) -> Iterator[None]:
     """Run an SSH agent with keys, for as long as it is needed."""
     with subprocess.Popen(["ssh-agent", "-D", "-a", socket], stdout=subprocess.DEVNULL) as agent:
         try:
-            wait_until(socket.exists, seconds=30)
+            wait_until(socket.exists, seconds=60)
             subprocess.run(["ssh-add", "-q", *keys], env={"SSH_AUTH_SOCK": str(socket)}, check=True)
             yield
         finally:
@@ -106,7 +106,7 @@ def test_one_of_the_ssh_agents_keys_may_be_named(site: Site, tmp_path: Path, mon
         found = site.sweeper(key=None).sweep()["a"].found
         assert isinstance(found, Unknown), "it speaks against no node"
         assert mentions(found.why, "3 keys", "SSH agent", "`key`")
-        wait_until(lambda: "oo many authentication failures" in node.log, seconds=30, explain=lambda: node.log)
+        wait_until(lambda: "oo many authentication failures" in node.log, seconds=60, explain=lambda: node.log)
         public = str(site.key.with_suffix(".pub"))
         assert isinstance(site.sweeper(key=public).sweep()["a"].found, NodeReading)
         subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "hunter2", "-f", site.key], check=True, stdout=subprocess.DEVNULL)

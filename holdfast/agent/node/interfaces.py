@@ -104,6 +104,7 @@ def bandwidth_to(host: str, port: int, token: str, seconds: float, source: str |
         sock.settimeout(seconds + LISTEN_SECONDS)
         sock.sendall(token.encode())
         begun = time.monotonic()
+        sock.sendall(block)  # one at least, however late this process gets to it: a link over which nothing was sent would count as dead
         while time.monotonic() - begun < seconds:
             sock.sendall(block)
         sock.shutdown(socket.SHUT_WR)

@@ -92,7 +92,7 @@ class ProxyServer:
         """Serve until the other end closes, or sends nothing for too long."""
         os.write(self._sink, GREETING + encode({"protocol": PROTOCOL, "pid": os.getpid(), "python": platform.python_version()}))
         rest = b""
-        while select.select([self._source], [], [], IDLE_SECONDS)[0]:
+        while self._has_input(IDLE_SECONDS) or self._has_input(0.0):  # one that was stopped leaves the first without what came meanwhile
             data = os.read(self._source, CHUNK)
             if not data:
                 return 0
@@ -103,6 +103,9 @@ class ProxyServer:
             if len(rest) > MAX_LINE_BYTES:
                 return 2
         return 0
+
+    def _has_input(self, seconds: float) -> bool:
+        return bool(select.select([self._source], [], [], seconds)[0])
 
     def _take(self, line: bytes) -> bool:
         """Pass a line on, or carry out the command in it; False for a malformed line."""

@@ -37,6 +37,8 @@ ROOM_CHECK: Final = 0.1
 """Seconds between two checks whether the event queue has room for more events of a node."""
 GREET_SECONDS: Final = 5.0
 """How long an agent may take to identify itself."""
+LAG_SECONDS: Final = 10.0
+"""How long after its deadline an answer is waited for that has arrived and was not handled yet."""
 
 
 class Disconnection(OSError):
@@ -124,7 +126,7 @@ class AgentClient:
         number = self.send(command, answers.put, **facts)
         end = time.monotonic() + seconds
         try:
-            while (remaining := end - time.monotonic()) > 0 and not self.is_unreachable:
+            while (remaining := end - _handled_until()) > 0 and not self.is_unreachable:
                 with suppress(queue.Empty):
                     return self.checked(command, answers.get(timeout=remaining if remaining < PATIENCE else PATIENCE / 4))
             return self.checked(command, answers.get_nowait())
@@ -204,11 +206,13 @@ class AgentClient:
     def receives_within(self, since: float, seconds: float) -> bool:
         """Return whether anything is received after *since* (monotonic), waiting up to *seconds* for it."""
         end = time.monotonic() + seconds
-        while not self.lost_reason and time.monotonic() < end:
-            if self.last_received > since and self.disconnected_since is None:
+        while True:
+            is_over = self.lost_reason is not None or _handled_until() >= end
+            if self.last_received > since and self.disconnected_since is None and not self.lost_reason:
                 return True
+            if is_over:
+                return False
             time.sleep(0.01)
-        return False
 
     def close(self) -> None:
         """Close the connection on purpose: the event queue gets no event for it."""
@@ -346,6 +350,14 @@ class AgentClient:
             self._event_queue.put((self.node, message))
 
 
+def _handled_until() -> float:
+    """Return until when (monotonic) the answers that had arrived were handled.
+
+    By a deadline that is measured so, no answer is late because this process was stopped, or the reactor's thread waited for a processor.
+    """
+    return max(REACTOR.caught_up, time.monotonic() - LAG_SECONDS)
+
+
 class Broadcast:
     """The answers to one command that was sent to many agents. The thread that waits is woken once, by the last answer."""
 
@@ -387,7 +399,7 @@ class Broadcast:
 
     def wait(self, nodes: Iterable[str]) -> dict[str, Message | WorldError]:
         """Return what each of *nodes* answered, or why it did not, in their order."""
-        while not self._complete.wait(max(0.0, min(self.CHECK, self._end - time.monotonic()))) and time.monotonic() < self._end:
+        while not self._complete.wait(max(0.01, min(self.CHECK, self._end - time.monotonic()))) and _handled_until() < self._end:
             for client, _ in list(self._sent.values()):
                 if client.is_unreachable:
                     self.note_answer(client.node, client.no_answer(self._command, self._seconds))
