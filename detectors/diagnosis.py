@@ -253,7 +253,9 @@ def diagnose(  # noqa: PLR0913 (all of them are what the job is known to be in)
             excused=_excused(ranked[0], all_faults, members),
             confirmed=signals,
         )
-    reason = f"{root.quote}: {why}, so the script is at fault, not a node"
+    place = _place_in_script(root)
+    said = root.quote.rstrip(". ") + (f" ({place})" if place and place not in root.quote else "")
+    reason = f"{said}. {why[:1].upper()}{why[1:]}, so the script is at fault, not a node"
     if cannot_start is not None:
         reason += f". {start_error(root)}"
     user_error = replace(root, kind=USER_ERROR.id)
@@ -325,6 +327,11 @@ def _summary(root: Candidate, recommended_actions: RecommendedActions) -> str:
     return words + (f"; {rest} unrelated {'fault' if rest == 1 else 'faults'} at the same time" if rest else "")
 
 
+def _place_in_script(fault: Fault) -> str:
+    """Return the file and line that *fault* came from, as an exception's signature has them; empty if it has none."""
+    return fault.signature.partition(" at ")[2] if fault.kind == EXCEPTION.id else ""
+
+
 def start_error(fault: Fault) -> str | None:
     """Return what to do about an error that a script raises whenever it is started; None for any other fault."""
     error = fault.signature.partition(" at ")[0]
@@ -345,10 +352,8 @@ def _cannot_start(root: Fault, faults: Sequence[Fault], members: int, first_star
         return None
     if members == 1 and first_start.spares and root.signature.partition(" at ")[0] in _MISSING:
         return None
-    place = root.signature.partition(" at ")[2]
     count = len(first_start.ranks)
-    where = f" at {place}" if place else ""
-    return f"{'the only rank ends' if count == 1 else f'all {count} ranks end'} so{where} before the first step, and would again"
+    return f"{'the only rank ends' if count == 1 else f'all {count} ranks end'} this way before the first step, and would again"
 
 
 def _at_once(root: Fault, faults: Sequence[Fault], members: int) -> str | None:
@@ -359,7 +364,7 @@ def _at_once(root: Fault, faults: Sequence[Fault], members: int) -> str | None:
         return None
     if rule.reason:
         return f"{rule.reason} ({_listed(twins)})"
-    return f"the same failure ({root.signature}){_at_step(root)} on nodes {_listed(twins)} at once"
+    return f"the same failure{_at_step(root)} on nodes {_listed(twins)} at once"
 
 
 def _again(root: Fault, past: tuple[PastFailure, ...], members: int) -> str | None:
@@ -372,9 +377,9 @@ def _again(root: Fault, past: tuple[PastFailure, ...], members: int) -> str | No
         return None
     elsewhere = {old.node for old in twins if old.node and old.node != root.node}
     if elsewhere:
-        return f"the same failure ({root.signature}){_at_step(root)} first on {_listed(elsewhere)}, now on {root.node}"
+        return f"the same failure{_at_step(root)} first on {_listed(elsewhere)}, now on {root.node}"
     if members == 1:
-        return f"the same failure ({root.signature}){_at_step(root)} again after a restart; there is no other node to compare"
+        return f"the same failure{_at_step(root)} again after a restart, and there is no other node to compare"
     return None
 
 

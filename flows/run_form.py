@@ -14,7 +14,7 @@ from holdfast.flows.training_job import training_job
 from holdfast.prefect_client.flow_end import run_or_fail
 from holdfast.prefect_client.named_clusters import ClusterParameter, resolve_cluster
 from holdfast.spec import Cluster, TrainingJob, checks
-from holdfast.spec.form import NAME_PATTERN, SCRIPT_PATTERN, WORKDIR_PATTERN, advanced_schema, as_form_problems, job_of
+from holdfast.spec.form import NAME_TEXT, SCRIPT_TEXT, WORKDIR_TEXT, advanced_schema, as_form_problems, job_of
 
 
 def form_field(title: str, **more: Any) -> Any:  # noqa: ANN401 (as pydantic's own Field; JSON)
@@ -22,12 +22,12 @@ def form_field(title: str, **more: Any) -> Any:  # noqa: ANN401 (as pydantic's o
     return Field(json_schema_extra={"title": title, **more})
 
 
-Name = Annotated[str, form_field("Name", pattern=NAME_PATTERN, examples=["gpt-small"])]
-Script = Annotated[str, form_field("Script or command", pattern=SCRIPT_PATTERN, examples=["/data/gpt/train.py", "python -m gpt.train"])]
+Name = Annotated[str, form_field("Name", **NAME_TEXT, examples=["gpt-small"])]
+Script = Annotated[str, form_field("Script or command", **SCRIPT_TEXT, examples=["/data/gpt/train.py", "python -m gpt.train"])]
 Args = Annotated[str, form_field("Arguments", examples=["--steps 10000 --lr 3e-4"])]
 Number = Annotated[int, form_field("Number of nodes", minimum=1)]
 Ranks = Annotated[int, form_field("Ranks per node", minimum=1)]
-Folder = Annotated[str, form_field("Working directory", pattern=WORKDIR_PATTERN, examples=["/data/gpt"])]
+Folder = Annotated[str, form_field("Working directory", **WORKDIR_TEXT, examples=["/data/gpt"])]
 Advanced = Annotated[dict[str, Any], WithJsonSchema(advanced_schema()), form_field("Advanced")]
 
 DEFAULTS: Final[dict[str, Any]] = {}

@@ -141,7 +141,9 @@ class BadParameters(OperatorError):
     """What did not happen therefore."""
 
     def __str__(self) -> str:
-        return f"{self.what}, {len(self.problems)} problem(s): " + "; ".join(str(problem) for problem in self.problems)
+        if len(self.problems) == 1:
+            return f"{self.what}: {self.problems[0]}"
+        return "\n".join([f"{self.what}: {len(self.problems)} problems", *(f"  {problem}" for problem in self.problems)])
 
 
 class UnknownCluster(OperatorError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from prefect import task
-from prefect.artifacts import create_table_artifact
+from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
@@ -15,7 +15,7 @@ from holdfast.detectors.nodes.readings import NodeReading
 from holdfast.prefect_client.events import emit_nodes
 from holdfast.probe.health import Checkup
 from holdfast.probe.registry import registered
-from holdfast.report.text.node_text import MOST_NAMED, changes_in_short, rows, summary
+from holdfast.report.text.node_text import MOST_NAMED, changes_in_short, health_markdown, summary
 from holdfast.report.text.wording import listing, plural
 
 
@@ -53,9 +53,9 @@ def record(cluster: str) -> State[None]:
 def publish(cluster: str) -> State[str]:
     """Publish all nodes as a table and each change as an event; return a summary of the sweep."""
     checkup = registered(Checkup, cluster)
-    table = [row for assessment in checkup.assessments.values() for row in rows(assessment)]
     text = summary(checkup)
-    _ = create_table_artifact(table=table, key=artifact_key(cluster), description=f"Nodes of cluster {cluster}: {text}")
+    page = health_markdown(checkup)
+    _ = create_markdown_artifact(markdown=page, key=artifact_key(cluster), description=f"Nodes of cluster {cluster}: {text}")
     emit_nodes(cluster, [(change.node, change, {"kinds": [one.kind for one in change.new]}) for change in checkup.changes])
     return Completed(message=text, data=text)
 

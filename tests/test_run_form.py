@@ -111,11 +111,17 @@ def test_the_form_has_every_field_of_a_job() -> None:
     [
         ({"script": "/data/train.py"}, "'name' is a required property"),
         ({"name": "gpt"}, "'script' is a required property"),
-        ({**GOOD, "name": "Bad Name"}, "'name'. Failure reason: 'Bad Name' does not match 'lowercase letters, digits and dashes"),
-        ({**GOOD, "script": "train.py"}, "'script'. Failure reason: 'train.py' does not match 'absolute path of a script, or a command"),
-        ({**GOOD, "script": "./train.py --steps 3"}, "does not match 'absolute path of a script, or a command"),
-        ({**GOOD, "script": " "}, "does not match 'absolute path of a script, or a command"),
-        ({**GOOD, "workdir": "gpt"}, "'workdir'. Failure reason: 'gpt' does not match 'absolute path"),
+        (
+            {**GOOD, "name": "Bad Name"},
+            "'name'. Failure reason: 'lowercase letters, digits and dashes, at most 63' was expected",
+        ),
+        ({**GOOD, "script": "train.py"}, "'script'. Failure reason: 'an absolute path, such as /data/train.py, or a command"),
+        (
+            {**GOOD, "script": "./train.py --steps 3"},
+            "'an absolute path, such as /data/train.py, or a command",
+        ),
+        ({**GOOD, "script": " "}, "'an absolute path, such as /data/train.py, or a command"),
+        ({**GOOD, "workdir": "gpt"}, "'workdir'. Failure reason: 'an absolute path, such as /data/gpt, or nothing' was expected"),
         ({**GOOD, "nnodes": 0}, "'nnodes'. Failure reason: 0 is less than the minimum of 1"),
         ({**GOOD, "cluster": ""}, "'cluster'"),
         ({**GOOD, "advanced": {"checkpnt": {}}}, "'advanced'. Failure reason: Additional properties are not allowed ('checkpnt' was"),

@@ -20,6 +20,7 @@ from holdfast.history.lease import leases_of
 from holdfast.history.models import DecisionRecord, Generation, Incident, Job, JobEvent, JobTransition, StepRecord
 from holdfast.history.saves import failed_save, newest_complete
 from holdfast.history.store import History
+from holdfast.policies.recovery.case import RecoveryAction
 from holdfast.policies.states import Event
 from holdfast.report import memory
 from holdfast.report.notes import cause_of
@@ -108,7 +109,7 @@ class JobFollower:
         in_work = queries.faults(history, incident_id=incidents[-1].id) if incidents and incidents[-1].closed_at is None else []
         holder, page = leases_of(history, [job]).get(job, (None, ""))
         changes = [
-            *self._new(transitions, lambda row: transition_change(row, brief=in_recovery(row.at, incidents))),
+            *self._new(transitions, lambda row: transition_change(row, brief=in_recovery(row.at, incidents), followed=True)),
             *self._new(generations, lambda row: generation_change(row, brief=in_recovery(row.at, incidents))),
             *self._incident_changes(incidents, decisions, transitions),
             *self._new(checkpoints, lambda row: JobChange(event="checkpoint", at=row.at, text="", record=_record(row))),
@@ -143,9 +144,10 @@ class JobFollower:
                 yield closed_change(Recovery(incident=one, at=one.closed_at, transitions=transitions))
 
     def _decision_change(self, row: DecisionRecord, numbers: dict[str, int]) -> JobChange:
-        """Return a decision; people see the first one of an incident where the incident begins."""
+        """Return a decision; people see the first one of an incident where the incident begins, and why a job fails where it ends."""
         first = self._is_new(f"{row.incident_id} decided")
-        text = "" if first else decided(numbers.get(row.incident_id, "?"), row.action, row.reason)
+        silent = first or row.action == RecoveryAction.FAIL
+        text = "" if silent else decided(numbers.get(row.incident_id, "?"), row.action, row.reason)
         return JobChange(event="decision", at=row.at, text=text, record=_record(row))
 
     def _note_change(self, row: JobEvent) -> JobChange:
@@ -171,11 +173,15 @@ def in_recovery(at: float, incidents: Sequence[Incident]) -> bool:
     return any(one.detected_at <= at <= (math.inf if one.closed_at is None else one.closed_at + CLOSED_JUST_NOW) for one in incidents)
 
 
-def transition_change(row: JobTransition, *, brief: bool = False) -> JobChange:
-    """Return a transition of the job's state; a *brief* one has text only where the job waits or has ended."""
+def transition_change(row: JobTransition, *, brief: bool = False, followed: bool = False) -> JobChange:
+    """Return a transition of the job's state; a *brief* one has text only where the job waits or has ended.
+
+    The end of a job that is *followed* has no text either: `end_change` is shown a moment later.
+    """
     record = _record(row)
     record["trigger"] = record.pop("event")  # `event` is the kind of change here
     silent = (brief and row.after not in ALWAYS_SHOWN) or row.event == Event.FAULTED  # the incident has its own line
+    silent = silent or (followed and row.after in queries.TERMINAL)
     return JobChange(event="transition", at=row.at, text="" if silent else f"{row.after}: {row.reason}", record=record)
 
 
@@ -197,7 +203,8 @@ def closed_change(recovery: Recovery) -> JobChange:
     one = recovery.incident
     times = f" ({phase_times(recovery.phases)})" if one.outcome == "recovered" else ""
     record = {**_record(one), "phases": {phase.name: phase.seconds for phase in recovery.phases}}
-    return JobChange(event="incident-closed", at=one.closed_at or recovery.at, text=incident_closed(one) + times, record=record)
+    text = "" if one.outcome == "failed" else incident_closed(one) + times  # the end of the job has its own line
+    return JobChange(event="incident-closed", at=one.closed_at or recovery.at, text=text, record=record)
 
 
 def recovery_change(view: JobView, recovery: Recovery) -> JobChange:
@@ -227,28 +234,39 @@ def progress_change(view: JobView) -> JobChange:
     return JobChange(event="progress", at=view.at, text=text, record=record)
 
 
-def end_change(history: History, view: JobView) -> JobChange:
-    """Return the end of the job, with what its failures cost."""
+def end_change(history: History, view: JobView, shown: Callable[[int], bool] = lambda _rank: False) -> JobChange:
+    """Return the end of the job, with what its failures cost; *shown*: whether the output of a rank was shown already."""
     from holdfast.accounting.losses import losses  # noqa: PLC0415 (it imports numpy, which is not needed before the end)
     from holdfast.report import cost_table  # noqa: PLC0415
 
     lost = losses(history, view.job, now=view.at)
     lines = [f"job '{view.job.name}' {view.state} after {duration(view.elapsed)}: {view.reason}"]
-    lines += [f"{label:<11}{text}" for label, text in _end_facts(view, cost_table.sentence(lost) if view.step or view.incidents else "")]
+    trained = bool(view.step or (view.incidents and view.state != "FAILED"))  # else it cost nothing, and a report has nothing to show
+    lines += [f"{label:<11}{text}" for label, text in _end_facts(view, cost_table.sentence(lost) if trained else "")]
     if view.state == "FAILED":
-        roots = [fault for fault in queries.faults(history, view.job.id) if fault.root]
-        detail = str(roots[-1].evidence.get("detail") or "").strip() if roots else ""
-        lines += [f"│ {line}" for line in detail.splitlines()[-EVIDENCE_LINES:]]
+        lines += _evidence_lines(history, view.job, shown)
         if view.incidents:
             lines.append(f"`holdfast incidents show {view.incidents[-1].id}` shows the last incident in full")
     if view.state == "CANCELLED" and view.checkpoint:
         lines.append("`holdfast run` with the same job file continues from that checkpoint")
     if (step := view.complete_before) is not None:
         lines.append(complete_already(view.job.name, step, str(checkpoint_directory(view.job))))
-    if view.step or view.incidents:
+    if trained:
         lines.append(f"`holdfast report {reference_to(history, view.job)} -o report.html` writes a report")
     record = {**view.as_record(), "losses": lost.as_record()}
     return JobChange(event="end", at=view.at, text="\n".join(lines), record=record)
+
+
+def _evidence_lines(history: History, job: Job, shown: Callable[[int], bool]) -> Iterator[str]:
+    """Yield the last lines that the rank at fault wrote, unless they are on the screen; without any, how to read what it wrote."""
+    root = next((fault for fault in reversed(queries.faults(history, job.id)) if fault.root), None)
+    if root is None or root.rank is None:
+        return
+    detail = str(root.evidence.get("detail") or "").strip()
+    if not shown(root.rank):
+        yield from (f"│ {line}" for line in detail.splitlines()[-EVIDENCE_LINES:])
+    if not detail:
+        yield f"`holdfast logs {reference_to(history, job)} --rank {root.rank}` shows all that the rank wrote"
 
 
 def _end_facts(view: JobView, costs: str) -> Iterator[tuple[str, str]]:

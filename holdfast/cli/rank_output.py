@@ -74,6 +74,10 @@ class RankOutput:
     """End of the last poll (monotonic)."""
     _thread: threading.Thread | None = None
 
+    def shows(self, rank: int) -> bool:
+        """Return whether all output of *rank* is shown."""
+        return not self.from_now and (self.ranks is None or rank in self.ranks)
+
     def follow(self, job: Job, members: Mapping[str, Collection[int]]) -> None:
         """Read on from the present nodes of the ranks."""
         self.job = job

@@ -220,7 +220,7 @@ class JobWatcher:
             self.output.follow(self.job, view.members)  # of a job that ended before its first poll
             for lines in self.output.last():
                 self.screen.show_output(lines)
-        self.screen.show_change(end_change(self.history, view))
+        self.screen.show_change(end_change(self.history, view, self.output.shows if self.output is not None else lambda _rank: False))
         if self.flow is not None and self.flow.status() is None:
             self.show("notice", f"the controller (pid {self.flow.pid}) has not exited yet; nothing waits for it")
         if self.flow is not None and view.move is not None and view.move.reason == NO_FLOW:

@@ -20,11 +20,21 @@ from holdfast.spec.job import MODULE, NAME, TrainingJob, is_policy_file
 
 Schema = dict[str, Any]
 
-NAME_PATTERN: Final = f"lowercase letters, digits and dashes, at most 63$.|{NAME}"
-"""The server shows nothing but the pattern when it does not match, so it begins with an explanation, which no text matches (`$.`)."""
-SCRIPT_PATTERN: Final = r"absolute path of a script, or a command$.|^(?![^/~\s]\S*\.py(\s|$))\s*\S"
+SCRIPT: Final = r"^(?![^/~\s]\S*\.py(\s|$))\s*\S"
 """A relative path would be one in the folder that Prefect makes for the run, where no script is."""
-WORKDIR_PATTERN: Final = r"absolute path$.|^$|^[/~]"
+
+
+def text_like(pattern: str, expected: str) -> Schema:
+    """Return the schema of a text that matches *pattern*; for another the server says that *expected*, in words, was expected.
+
+    When a `pattern` does not match, the server shows nothing but the pattern.
+    """
+    return {"if": {"pattern": pattern}, "else": {"const": expected}}
+
+
+NAME_TEXT: Final = text_like(NAME, "lowercase letters, digits and dashes, at most 63")
+SCRIPT_TEXT: Final = text_like(SCRIPT, "an absolute path, such as /data/train.py, or a command, such as python -m gpt")
+WORKDIR_TEXT: Final = text_like(r"^$|^[/~]", "an absolute path, such as /data/gpt, or nothing")
 
 FORM_NAMES: Final = {"command": "script", "module": "script"}
 """Fields of a job that have another name in the form; those neither here nor in `SAME_NAME` are in `advanced`."""
@@ -128,7 +138,7 @@ def _name_of(field: str) -> str:
 def _line(words: Sequence[str]) -> str:
     """Return the line of *words*; a relative path of a program in Python is in quotes, as the pattern takes it for a script's otherwise."""
     line = shlex.join(words)
-    return line if re.search(SCRIPT_PATTERN, line) else f"'{words[0]}'{line.removeprefix(words[0])}"
+    return line if re.search(SCRIPT, line) else f"'{words[0]}'{line.removeprefix(words[0])}"
 
 
 def _starts_warm(words: Sequence[str]) -> bool:

@@ -28,6 +28,7 @@ from tests.each import each
 from tests.mentions import mentions
 
 BAD_SHAPE = "ValueError at train.py:3"
+SHAPE = ("ValueError", "train.py:3")
 HANGING = Progress(at=400.0, ranks={0: a_rank("n0", age=400.0), 1: a_rank("n1", age=400.0)}, step_seconds=(0.3,) * 8)
 STUCK = CheckpointFailure(node="n0", rank=0, at=0.0, kind="checkpoint-torn", path="/ckpt/step-00000100", why="no manifest")
 CAUSE_SECONDS = 0.5
@@ -408,15 +409,15 @@ def test_warnings_from_before_a_fault_are_not_counted_beside_it() -> None:
 @pytest.mark.parametrize(
     ("scene", "words"),
     [
-        ("the same exception at the same step on two nodes", (BAD_SHAPE, "step 7", "nodes n0, n1", "at once")),
-        ("the same exception at the same step, now on another node", (BAD_SHAPE, "step 7", "first on n0", "now on n1")),
+        ("the same exception at the same step on two nodes", (*SHAPE, "step 7", "nodes n0, n1", "at once")),
+        ("the same exception at the same step, now on another node", (*SHAPE, "step 7", "first on n0", "now on n1")),
         ("a job of one node fails at the same step again", ("step 7", "again", "no other node")),
-        ("a script without steps that fails on all nodes at once", (BAD_SHAPE, "nodes n0, n1", "at once")),
+        ("a script without steps that fails on all nodes at once", (*SHAPE, "nodes n0, n1", "at once")),
         (
             "a failed import on all ranks of the only node at its first start",
-            ("ModuleNotFoundError", "all 2 ranks", "train.py:3", "before the first step", "Install"),
+            ("ModuleNotFoundError", "All 2 ranks", "train.py:3", "before the first step", "Install"),
         ),
-        ("wrong arguments on all ranks of the only node at its first start", ("status 2", "all 2 ranks", "`args`")),
+        ("wrong arguments on all ranks of the only node at its first start", ("status 2", "All 2 ranks", "`args`")),
         ("a command that no node has", ("cannot be run", "any node", "n0, n1")),
     ],
 )

@@ -216,7 +216,7 @@ def test_what_only_the_worker_can_know_ends_the_run_in_a_sentence(prefect_server
     missing = submit(prefect_server, name="no-script", script="/nowhere/train.py", cluster="variable:gpu-lab")
     unknown = submit(prefect_server, name="no-cluster", script=str(worker.parent / "train.py"), cluster="gpu-labb")
     for run, words in (
-        (missing, "the job was not started, 1 problem(s): script: /nowhere/train.py does not exist. Fix the path"),
+        (missing, "the job was not started: script: /nowhere/train.py does not exist. Fix the path"),
         (unknown, "no cluster is called 'gpu-labb'. Known here, blocks aside: local, gpu-lab. Save others: "),
     ):
         wait_until(lambda run=run: ended(prefect_server, run["id"]), seconds=120, explain=worker.read_text)  # type: ignore[misc]

@@ -293,8 +293,11 @@ def test_the_users_own_error_ends_the_job_with_its_traceback(place: Place) -> No
     """Status 1, the traceback, and where all of it stands."""
     status, said = place.done("run", place.job("wrong-division", "def train():\n    return 1 / 0\n\ntrain()\n"))
     assert status == 1
-    assert "│ ZeroDivisionError: division by zero" in said
-    shown = re.search(r"`holdfast (incidents show \S+)` shows the last incident in full", said)
+    assert "[rank 0] ZeroDivisionError: division by zero" in said
+    assert one_line_mentions(said, "job 'wrong-division' FAILED", "ZeroDivisionError: division by zero (", "train.py:2")
+    assert len([line for line in said.splitlines() if "so the script is at fault" in line]) == 1, said
+    assert "│" not in said, "the traceback is on the screen already"
+    shown = re.search(r"`holdfast (incidents show [^`]+)` shows the last incident in full", said)
     assert shown, said
     status, incident = place.done(*shown[1].split())
     assert status == 0

@@ -20,7 +20,6 @@ from holdfast.control.checkpoints.final_checkpoint import newest_on_disk, save_f
 from holdfast.control.checkpoints.interval import CheckpointInterval
 from holdfast.control.config import gc_tuning
 from holdfast.control.config.worker_env import log_directory, prepare_fields
-from holdfast.control.faults.diagnosis import first_start
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.detach import (
     Detach,
@@ -37,7 +36,6 @@ from holdfast.control.supervisor.reattach import reattach
 from holdfast.control.supervisor.requests import Requests
 from holdfast.detectors.catalogue import Fault
 from holdfast.detectors.confirmation import confirmed
-from holdfast.detectors.diagnosis import USER_ERROR
 from holdfast.errors import HistoryError, HoldfastError, JobDetached, LeaseLost, WorldError
 from holdfast.history import History, Job, LeaseRenewer, Recorder, absorb, queries, this_host
 from holdfast.history.errors import wait_for_history
@@ -289,16 +287,17 @@ def _record_saved(run: JobController) -> None:
     if step:
         lost = wording.plural(run.generations.best - step, "step") + " after it are lost; " if run.generations.best > step else ""
         run.saved = f"saved at step {step}; {lost}resume continues from there"
-    elif run.generations.state.ranks and not _never_started(run):
+    elif run.generations.state.ranks and not _never_trained(run):
         run.saved = "Holdfast has no checkpoint of it; its script resumes from what it saved itself, or from its first step"
     if run.saved:
         run.log.record_event(run.saved)
 
 
-def _never_started(run: JobController) -> bool:
-    """Return whether an error of the script ended the job at its first start: then there is nothing to continue from."""
-    diagnosis = run.incidents.current.diagnosis if run.incidents.current is not None else None
-    return diagnosis is not None and diagnosis.root.kind == USER_ERROR.id and first_start(run, [diagnosis.root]) is not None
+def _never_trained(run: JobController) -> bool:
+    """Return whether the job failed before any generation of it made progress: then there is nothing to continue from."""
+    if run.state is not State.FAILED or run.generations.best or run.generations.state.any_stepped():
+        return False
+    return not run.incidents.progressed(time.time()) and not any(attempt.progressed for attempt in run.incidents.attempts)
 
 
 def _clear_unknown_nodes(run: JobController) -> None:

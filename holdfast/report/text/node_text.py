@@ -1,29 +1,33 @@
-"""Nodes of one cluster as text for the Prefect UI: a health sweep as a table and sentences, burn-ins as Markdown.
+"""Nodes of one cluster as text for the Prefect UI: health sweeps and burn-ins as Markdown.
 
-Burn-ins are lists, because the Prefect UI does not wrap the cells of a table and cuts it off at the right edge.
+No artifact of Prefect's kind "table": the UI does not wrap its cells and cuts it off at the right edge.
 """
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from holdfast.detectors.catalogue import CATALOGUE
 from holdfast.detectors.nodes.burn_in_results import Check, CheckMark
 from holdfast.policies.nodes.burn_in import BurnInOutcome, explain_still_isolated, figures_of, node_result
-from holdfast.policies.nodes.node_health import HealthAssessment, HealthChange, worst_first
+from holdfast.policies.nodes.node_health import HARMLESS, LOAD_KINDS, HealthAssessment, HealthChange, HealthFinding, worst_first
 from holdfast.policies.nodes.node_states import NodeState
 from holdfast.probe.health import Checkup
 from holdfast.report.text.markdown import plain
-from holdfast.report.text.wording import duration, plural
+from holdfast.report.text.wording import duration, listing, moment, plural
 
-CELL: Final = 38
-"""Characters of an observation in one row: the UI does not wrap cells."""
-LINES: Final = 4
-"""Rows that one finding may take; `holdfast node ls` shows all of it."""
 MOST_NAMED: Final = 3
 """Changes that a state's message names."""
+MOST_KINDS: Final = 2
+"""Kinds of findings that a cell names: the UI does not wrap it."""
+_HEALTHS: Final = ("unreachable", "unhealthy", "unknown", "degraded", "healthy")
+"""Nodes that need a person come first."""
+_NO_READING: Final[Mapping[str, str]] = {
+    "unreachable": "see whether it is powered on, and reachable from the machine that probes; new jobs avoid it meanwhile",
+    "unknown": "mend what the reason names: nothing is known against the node",
+}
+"""Health of a node that the last probe could not examine, to what to do."""
 _ORDER: Final = (CheckMark.FAILED, CheckMark.SKIPPED, CheckMark.PASSED)
 """Nodes and checks that need a person come first."""
 
@@ -32,23 +36,50 @@ _ORDER: Final = (CheckMark.FAILED, CheckMark.SKIPPED, CheckMark.PASSED)
 
 
 def summary(checkup: Checkup) -> str:
-    """Return the last sweep in one line: how many nodes, how long it took, and their health."""
-    counted = ", ".join(f"{count} {name}" for name, count in checkup.counts().items())
-    return f"{plural(len(checkup.assessments), 'node')} in {checkup.seconds:.1f} s: {counted}"
+    """Return the last sweep in one line: how many nodes there are, and their health, the worst first, with the names of the unhealthy."""
+    nodes = {health: [one.node for one in checkup.assessments.values() if one.status == health] for health in _HEALTHS}
+    counted = [
+        f"{len(names)} {health}" + (f" ({listing(names, MOST_NAMED)})" if health != "healthy" else "")
+        for health, names in nodes.items()
+        if names
+    ]
+    return f"{plural(len(checkup.assessments), 'node')}: {', '.join(counted)}"
 
 
-def rows(assessment: HealthAssessment) -> list[dict[str, str]]:
-    """Return a node's rows: one per finding, the worst first; text longer than a cell continues in the row below."""
-    health = assessment.status
-    since = datetime.fromtimestamp(assessment.since, tz=UTC).strftime("%m-%d %H:%M")
-    found = [("", assessment.reason)] if assessment.reason else []
-    found += [(one.kind, one.quote) for one in worst_first(assessment.findings)]
-    made = []
-    for kind, quote in found or [("", "")]:
-        first, *more = textwrap.wrap(quote, CELL, max_lines=LINES, placeholder=" …") or [""]
-        made.append({"node": assessment.node, "health": health, "finding": kind, "seen": first, "since (UTC)": since})
-        made += [{"node": "", "health": "", "finding": "", "seen": line, "since (UTC)": ""} for line in more]
-    return made
+def health_markdown(checkup: Checkup) -> str:
+    """Return the last sweep as a page: what to do about which node and why, then all nodes, those that need a person first."""
+    found = sorted(checkup.assessments.values(), key=lambda one: _HEALTHS.index(one.status))
+    blocks = [f"{plain(summary(checkup))}. Probed at {moment(checkup.at)}, in {duration(checkup.seconds)}."]
+    if needed := [line for one in found for line in _needed(one)]:
+        blocks += ["## What to do", "\n".join(needed)]
+    table = ["| Node | Health | Since | Found |", "| --- | --- | --- | --- |"]
+    table += [f"| {plain(one.node)} | {one.status} | {moment(one.since)} | {_kinds(one)} |" for one in found]
+    return "\n\n".join([*blocks, "## Nodes", "\n".join(table)]) + "\n"
+
+
+def _needed(assessment: HealthAssessment) -> Iterator[str]:
+    """Yield a line for each finding that asks for something, the most severe first."""
+    name = f"**{plain(assessment.node)}**"
+    if assessment.reason:
+        advice = _NO_READING.get(assessment.status, "none yet: the next probe may answer")
+        why = plain(assessment.reason, code=True)
+        yield f"- {name}: {assessment.status} since {moment(assessment.since)}: {why}. To do: {advice}"
+    for one in worst_first(assessment.findings):
+        if advice := _advice(one):
+            yield f"- {name}: {plain(one.words, code=True).rstrip('.')}. Since {moment(one.since)}. To do: {plain(advice, code=True)}"
+
+
+def _kinds(assessment: HealthAssessment) -> str:
+    """Return the kinds of a node's findings: the evidence does not fit a cell, which the UI does not wrap."""
+    return plain(listing(dict.fromkeys(one.kind for one in worst_first(assessment.findings)), MOST_KINDS))
+
+
+def _advice(finding: HealthFinding) -> str:
+    """Return what a person does about a finding; empty if it asks for nothing."""
+    entry = CATALOGUE.get(finding.kind)
+    if finding.kind in LOAD_KINDS or entry is None or finding.recommended_action in HARMLESS:
+        return ""
+    return f"none yet; if it lasts: {entry.action}" if finding.unproven else entry.action
 
 
 def changes_in_short(changes: Sequence[HealthChange]) -> str:
