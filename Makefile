@@ -28,7 +28,7 @@ PREFECT_TESTS ?= tests/integration/test_deployment.py tests/integration/test_clu
 
 FRAMEWORK_TESTS ?= tests/runtime/test_torchtitan.py tests/runtime/test_deepspeed.py tests/runtime/test_megatron.py
 
-.PHONY: help install demo test test-long test-all durations test-prefect frameworks gpu check docs conformance matrix bench lock clean
+.PHONY: help install demo test test-long test-all durations test-prefect frameworks kubernetes gpu check docs conformance matrix bench lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -56,6 +56,9 @@ test-prefect: $(VENV)/.dev  ## Run the tests of flows and deployments with the n
 
 frameworks: $(VENV)/.dev  ## Run the tests of torchtitan, DeepSpeed and Megatron Core in an environment that has them (2 minutes and 1.5 GB)
 	@python=$$(scripts/frameworks.sh $(VENV)) && "$$python" -m pytest -p no:xdist $(FRAMEWORK_TESTS) $(ARGS)
+
+kubernetes: $(VENV)/.dev  ## Run the tests with a real Kubernetes API server, built from Debian's source (15 minutes and 3 GB the first time)
+	@folder=$$(scripts/kube_apiserver.sh) && KUBERNETES_BIN="$$folder" $(BIN)/python -m pytest -p no:xdist tests/integration/test_kubernetes.py $(ARGS)
 
 gpu: $(VENV)/.dev  ## Run tests/gpu on one NVIDIA card, 10 minutes at most; table and logs in build/gpu (without a card it says so, with status 0)
 	@$(BIN)/python -m tests.gpu $(ARGS)

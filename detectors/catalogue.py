@@ -50,6 +50,8 @@ SYSTEM_LOG: Final = "log"
 LOGS: Final = (KERNEL_LOG, WORKER_OUTPUT, SYSTEM_LOG)
 DRIVER_EVENTS: Final = "GPU driver events"
 """Source of the Xids that NVML reports: the numbers of lines that the same driver writes into the kernel log, without their text."""
+NODE_CONDITIONS: Final = "node conditions"
+"""Source of what monitors report as conditions of a Kubernetes node: most of it is what they read in its kernel log."""
 
 
 class Area(StrEnum):
@@ -190,12 +192,19 @@ class Fault:
         """The log that it was read in, one of `LOGS`, or in which its line stands; empty where it was measured."""
         if self.is_driver_event:
             return KERNEL_LOG
+        if self.is_condition:
+            return next((log for log in (KERNEL_LOG, SYSTEM_LOG) if log in self.entry.logs), "")
         return next((log for log in LOGS if self.source == log or self.source.startswith(f"{log} o")), "")
 
     @property
     def is_driver_event(self) -> bool:
         """Whether it is the number of an Xid, of which the text is not known; what is inferred from such events is none."""
         return self.source.startswith(DRIVER_EVENTS) and KERNEL_LOG in self.entry.logs
+
+    @property
+    def is_condition(self) -> bool:
+        """Whether a monitor of a Kubernetes node reported it: it quotes a log, or says what it made of one."""
+        return self.source.startswith(NODE_CONDITIONS)
 
     @property
     def is_proven(self) -> bool:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from holdfast.detectors.associations import Association, Scope, belongs, between, is_secondary
-from holdfast.detectors.catalogue import TAKES_NODE_OUT, WORKER_OUTPUT, Area, Fault, FaultKey, FaultKind, RecommendedActions
+from holdfast.detectors.catalogue import KERNEL_LOG, TAKES_NODE_OUT, WORKER_OUTPUT, Area, Fault, FaultKey, FaultKind, RecommendedActions
 from holdfast.detectors.causes import explained
 from holdfast.detectors.evidence import LogLine
 from holdfast.detectors.log_lines.heuristics import OTHERS
@@ -113,7 +113,12 @@ def _is_independent(other: Fault, fault: Fault) -> bool:
     """Return whether *other* is proven or from another log; what a rank prints and its own exit are one signal."""
     if fault.log == WORKER_OUTPUT and other.rank is not None and other.rank == fault.rank:
         return False
-    return other.is_proven or other.log != fault.log
+    return other.is_proven or _written_in(other) != _written_in(fault)
+
+
+def _written_in(fault: Fault) -> str:
+    """Return the log that *fault* is from: what a monitor of the node reports is from the kernel log that it reads."""
+    return KERNEL_LOG if fault.is_condition else fault.log
 
 
 def why_it_acts(fault: Fault, recommended_actions: RecommendedActions) -> str:
@@ -138,4 +143,4 @@ def _why_not(fault: Fault) -> str:
 
 
 def _evidence(fault: Fault) -> str:
-    return "number" if fault.is_driver_event else "line"
+    return "number" if fault.is_driver_event else "condition" if fault.is_condition else "line"

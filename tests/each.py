@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -37,6 +37,11 @@ def each(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]], Ca
         return through_all
 
     return decorate
+
+
+def each_named(name: str, cases: Mapping[str, Any]) -> pytest.MarkDecorator:
+    """Do as `pytest.mark.parametrize` does, with the cases by the names that their tests have."""
+    return pytest.mark.parametrize(name, cases.values(), ids=cases)
 
 
 def of_case(error: BaseException, case: object) -> Exception:

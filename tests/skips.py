@@ -1,6 +1,6 @@
 """Skips that a machine without a person must not pass over: where `CI` is set, only absent hardware is a reason to skip a test.
 
-Another is a library for which a make target of its own has an environment.
+Another is a library or a server for which a make target of its own has an environment.
 
 Whatever else a skip says there (a server that is not installed, an import of our own that fails) would hide what nobody has looked at.
 """
@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-ACCEPTED: Final = re.compile(r"\bGPUs?\b|\bNVIDIA device\b|`make frameworks` runs these tests")
+ACCEPTED: Final = re.compile(r"\bGPUs?\b|\bNVIDIA device\b|`make (?:frameworks|kubernetes)` runs these tests")
 """What nobody can install, or another target has installed: reasons that name it are accepted everywhere."""
 
 

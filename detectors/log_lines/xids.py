@@ -28,7 +28,7 @@ def finding(xid: Xid) -> FaultFinding | None:
 
     It is quoted as in the kernel log: what proves its kind is an expression for such lines.
     """
-    name = _kind(xid.code, xid.text)
+    name = kind_of(xid.code, xid.text)
     if name is None:
         return None
     quote = f"Xid (PCI:{xid.bus}): {xid.code}" + (f", {xid.text}" if xid.text else "")
@@ -46,8 +46,8 @@ OTHER: Final = "gpu-xid-other"
 
 
 @lru_cache(maxsize=1024)
-def _kind(code: int, text: str) -> str | None:
-    """Return the fault kind of the corresponding line in the kernel log."""
+def kind_of(code: int, text: str = "") -> str | None:
+    """Return the fault kind of an Xid, by the corresponding line in the kernel log; None if it is none."""
     from holdfast.detectors.signatures import XIDS  # noqa: PLC0415 (loads a thousand signatures, only if there is an Xid)
 
     line = f"NVRM: Xid (PCI:0000:00:00): {code}, {text}"

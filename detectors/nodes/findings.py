@@ -73,6 +73,8 @@ class FaultFinding:
     part: str
     """A GPU, an interface, a mount; equal in consecutive readings."""
     quote: str
+    at: float | None = None
+    """When it began (seconds since 1970), if the evidence says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

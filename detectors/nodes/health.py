@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from holdfast.detectors.catalogue import CATALOGUE, KERNEL_LOG, Fault
+from holdfast.detectors.catalogue import CATALOGUE, KERNEL_LOG, NODE_CONDITIONS, Fault
 from holdfast.detectors.evidence import NOT_REQUESTED, HangLimits, Unknown
 from holdfast.detectors.nodes.findings import THRESHOLDS, FaultFinding, ReadingPair, Thresholds
 from holdfast.detectors.nodes.gpu import judge_gpus
 from holdfast.detectors.nodes.host import REBOOTED, judge_clock, judge_host, judge_processes, judge_services
+from holdfast.detectors.nodes.kubernetes import judge_kubernetes
 from holdfast.detectors.nodes.network import judge_network
 from holdfast.detectors.nodes.readings import CounterGrowth, KernelLine, KernelReading, NodeReading
 from holdfast.detectors.nodes.storage import judge_storage
@@ -23,10 +24,19 @@ JUDGES: Final[Mapping[str, Callable[[ReadingPair[Any]], Iterator[FaultFinding]]]
     "clock": judge_clock,
     "services": judge_services,
     "processes": judge_processes,
+    "kubernetes": judge_kubernetes,
 }
 """The check of each part of a `NodeReading`; the kernel log is matched line by line."""
-_INSTRUMENTS: Final = {"gpus": "NVML", "network": "interface counters", "storage": "storage check", "processes": "process table"}
+_INSTRUMENTS: Final = {
+    "gpus": "NVML",
+    "network": "interface counters",
+    "storage": "storage check",
+    "processes": "process table",
+    "kubernetes": NODE_CONDITIONS,
+}
 """The source of a part, if its name does not say it."""
+_QUOTED: Final = (NODE_CONDITIONS, KERNEL_LOG)
+"""Sources whose findings are lines, which may prove a fault or not."""
 
 
 def judge(now: NodeReading, before: NodeReading | None = None, limits: Thresholds = THRESHOLDS) -> list[Fault]:
@@ -52,7 +62,7 @@ def fault_findings(now: NodeReading, before: NodeReading | None = None, limits: 
     first: dict[tuple[str, str], tuple[str, FaultFinding]] = {}
     for source, finding in seen:  # NVML and the kernel log report one fault in different words
         known = first.setdefault((finding.kind, finding.part), (source, finding))
-        if source == known[0] == KERNEL_LOG and not _proves(known[1]) and _proves(finding):
+        if source in _QUOTED and known[0] in _QUOTED and not _proves(known[1]) and _proves(finding):
             first[finding.kind, finding.part] = source, finding
     return list(first.values())
 

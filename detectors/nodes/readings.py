@@ -1,4 +1,4 @@
-"""Readings of one node: GPUs, kernel log, network, storage, host. A part that could not be read is `Unknown`.
+"""Readings of one node: GPUs, kernel log, network, storage, host, Kubernetes. A part that could not be read is `Unknown`.
 
 Imports only the standard library, `evidence` and `gpu_readings`: nodes without Holdfast get this file with the program that reads them.
 Counters are the raw, ever growing values; the checks compare two readings. Units are in each field's docstring.
@@ -215,6 +215,32 @@ class ProcessReading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCondition:
+    """One condition of a Kubernetes node: what the kubelet or a monitor of the node reports to the API server."""
+
+    type: str
+    status: str
+    """`True`, `False` or `Unknown`; which one is bad depends on the type."""
+    reason: str = ""
+    message: str = ""
+    since: float | None = None
+    """When its status changed last (seconds since 1970, by the reporter's clock); none where it does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubernetesReading:
+    """What the API server of a Kubernetes cluster has of this node."""
+
+    conditions: tuple[NodeCondition, ...]
+    unschedulable: bool = False
+    """It is cordoned."""
+    taints: tuple[str, ...] = ()
+    """Each as `key=value:effect`."""
+    labels: dict[str, str]
+    """Those that a repair service sets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReading:
     """One reading of a node; missing parts have a reason."""
 
@@ -229,6 +255,8 @@ class NodeReading:
     clock: ClockReading | Unknown = NOT_REQUESTED
     services: ServiceReading | Unknown = NOT_REQUESTED
     processes: ProcessReading | Unknown = NOT_REQUESTED
+    kubernetes: KubernetesReading | Unknown = NOT_REQUESTED
+    """Not requested where this node has no credentials of a Kubernetes cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

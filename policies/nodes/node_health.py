@@ -41,6 +41,8 @@ class NodeHealthState(StrEnum):
 
 UNHEALTHY: Final = frozenset({RecommendedAction.RESET_GPU, RecommendedAction.DRAIN, RecommendedAction.EVICT})
 HARMLESS: Final = frozenset({RecommendedAction.RECORD, RecommendedAction.USER_ERROR})
+OTHERS_SAY: Final = frozenset({"kubernetes"})
+"""Parts of a reading that another machine answers for: that it does not answer says nothing of the node, and keeps what it said before."""
 LOAD_KINDS: Final = frozenset({"host-overloaded"})
 """Kinds that report load, not a defect: they are shown, but do not make a node degraded."""
 
@@ -151,10 +153,9 @@ def assess_health(probe: NodeProbe, before: HealthAssessment | None = None, earl
         return _assessment(probe, before, status, findings, f"could not be probed: {probe.found.why}")
     lost = _lost(probe.found, earlier, before.lost if before is not None else ())
     found = _findings(probe, judge(probe.found, earlier), findings, incomplete=bool(lost))
-    status, reason = _standing(found), "; ".join(f"{name} is no longer readable: {why}" for name, why in lost.items())
-    assessment = _assessment(
-        probe, before, NodeHealthState.UNKNOWN if lost and status is NodeHealthState.HEALTHY else status, found, reason
-    )
+    own = {name: why for name, why in lost.items() if name not in OTHERS_SAY}
+    status, reason = _standing(found), "; ".join(f"{name} is no longer readable: {why}" for name, why in own.items())
+    assessment = _assessment(probe, before, NodeHealthState.UNKNOWN if own and status is NodeHealthState.HEALTHY else status, found, reason)
     return replace(assessment, seen=probe.at, lost=tuple(lost))
 
 

@@ -73,6 +73,8 @@ class MonitorClient:
             self._emit("node.gpu-events-lost", why=schema.text(message, "gpu_events_lost"))
         elif "gpu_events_restored" in message:
             self._emit("node.gpu-events-restored")
+        elif "conditions_unreadable" in message:
+            self._emit("node.conditions-unreadable", why=schema.text(message, "conditions_unreadable"))
 
     def _given_up(self, why: str) -> None:
         self._sidecar.end()

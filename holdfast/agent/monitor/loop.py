@@ -11,21 +11,23 @@ import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from holdfast.agent.monitor.kernel_log import KernelLogFollower
+from holdfast.agent.monitor.node_conditions import ConditionWatch
 from holdfast.agent.monitor.nvml_events import ChildReaper, NvmlListener
-from holdfast.detectors.catalogue import CATALOGUE, DRIVER_EVENTS
+from holdfast.detectors.catalogue import CATALOGUE, DRIVER_EVENTS, NODE_CONDITIONS
 from holdfast.detectors.codec import MalformedData, unpacked
-from holdfast.detectors.evidence import NOT_REQUESTED
+from holdfast.detectors.evidence import NOT_REQUESTED, Unknown
 from holdfast.detectors.log_lines.kernel_lines import finding_of
 from holdfast.detectors.log_lines.xids import finding
 from holdfast.detectors.nodes.counter_deltas import grown_errors
 from holdfast.detectors.nodes.findings import FaultFinding
 from holdfast.detectors.nodes.gpu_readings import Xid
 from holdfast.detectors.nodes.health import fault_findings
-from holdfast.detectors.nodes.readings import KernelLine, NodeReading
+from holdfast.detectors.nodes.readings import KernelLine, KubernetesReading, NodeReading
 from holdfast.log import note
 from holdfast.probe.readers.collect import look
 from holdfast.protocol import LineBuffer, Message, encode
@@ -132,6 +134,7 @@ class MonitorLoop:
         self._listener = NvmlListener(self._children, self._selector, self._on_gpu_message, self._send)
         self._next_sample = self._last_sample = time.monotonic()
         self._kernel = KernelLogFollower(kernel_log)
+        self._conditions = ConditionWatch(time.time())
         self._links = link_changes()
 
     def run(self) -> None:
@@ -227,11 +230,13 @@ class MonitorLoop:
             return
         self._end_sample()
         try:
-            # The kernel's log is followed already.
-            reading = unpacked(NodeReading, json.loads(bytes(answer)) | {"kernel": {"blind": NOT_REQUESTED.why}})
+            reading = unpacked(NodeReading, json.loads(bytes(answer)))
         except (ValueError, MalformedData) as error:
             note(log, "sample.failed", why=error)
             return
+        self._on_conditions(reading.kubernetes, reading.at)
+        # The kernel's log is followed already, and conditions are lines as well, which may prove a fault or not.
+        reading = replace(reading, kernel=NOT_REQUESTED, kubernetes=NOT_REQUESTED)
         before, self._before = self._before, reading
         if self._baseline is None:
             self._baseline = reading
@@ -241,6 +246,12 @@ class MonitorLoop:
             if since is not None:
                 increases = grown_errors(since, reading)
                 self._send({"counter_increases": increases, "generation": generation, "seconds": reading.at - since.at})
+
+    def _on_conditions(self, found: KubernetesReading | Unknown, at: float) -> None:
+        if (why := self._conditions.unreadable(found)) is not None:
+            self._send({"conditions_unreadable": why})
+        for one, began in self._conditions.news(found, at):
+            self._reports.happened(one, NODE_CONDITIONS, began, time.monotonic())
 
     def _end_sample(self) -> None:
         assert self._sampling is not None

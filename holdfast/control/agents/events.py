@@ -503,6 +503,10 @@ class NodeGpuEventsRestored(AgentEvent):
     """A node receives the error events of its GPUs' driver again."""
 
 
+class NodeConditionsUnreadable(Reason):
+    """The conditions that a node has in its Kubernetes cluster cannot be read."""
+
+
 class NoticeUnknown(Reason):
     """Preemption notices for a node cannot be read."""
 

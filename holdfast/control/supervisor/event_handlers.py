@@ -19,6 +19,7 @@ from holdfast.control.agents.events import (
     HotSpareUnprepared,
     MemstoreFull,
     MemstoreUnavailable,
+    NodeConditionsUnreadable,
     NodeCounterIncreases,
     NodeFaultSeen,
     NodeGpuEventsLost,
@@ -111,6 +112,8 @@ class EventHandlers:
     _complete: BoundedDict[str, int] = field(default_factory=lambda: BoundedDict(REMEMBERED))
     """Complete checkpoints without a reported problem: path and step."""
     _storage_errors: BoundedDict[tuple[str, str], None] = field(default_factory=lambda: BoundedDict(REMEMBERED))
+    _unreadable: BoundedDict[str, None] = field(default_factory=lambda: BoundedDict(REMEMBERED))
+    """Reasons why conditions of Kubernetes nodes cannot be read, as reported."""
     _rows: NodeEventBudget = field(init=False)
     _steps: NodeEventBudget = field(init=False)
     _stale: dict[str, str] = field(default_factory=dict)
@@ -401,3 +404,9 @@ class EventHandlers:
     def on_node_gpu_events_restored(self, node: str, _event: NodeGpuEventsRestored) -> None:
         """Report it."""
         self.log.record_event(f"{node}: events of the GPU driver are received again")
+
+    def on_node_conditions_unreadable(self, node: str, event: NodeConditionsUnreadable) -> None:
+        """Report it, once for all nodes that have the same reason."""
+        if event.why not in self._unreadable:
+            self._unreadable[event.why] = None
+            self.log.record_event(f"{node}: the conditions of its Kubernetes node are not read (the job does not need them): {event.why}")

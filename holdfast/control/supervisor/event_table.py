@@ -123,6 +123,13 @@ KINDS: Final[tuple[AgentEventKind[Any], ...]] = (
     AgentEventKind(
         "node.gpu-events-restored", _MON, events.NodeGpuEventsRestored, record=EventHandlers.on_node_gpu_events_restored, budgeted=True
     ),
+    AgentEventKind(
+        "node.conditions-unreadable",
+        _MON,
+        events.NodeConditionsUnreadable,
+        record=EventHandlers.on_node_conditions_unreadable,
+        budgeted=True,
+    ),
     AgentEventKind("notice.unknown", _MON, events.NoticeUnknown, record=EventHandlers.on_notice_unknown, budgeted=True),
     # Agents.
     AgentEventKind(

@@ -66,6 +66,7 @@ def read_node(node: str, *, seconds: float = 10.0, root: Path = Path("/"), pytho
         clock=found,
         services=found,
         processes=found,
+        kubernetes=found,
     )
 
 

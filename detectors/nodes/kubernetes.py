@@ -1,0 +1,179 @@
+"""Faults in the conditions of a Kubernetes node: what node-problem-detector, NVSentinel and the kubelet report of it.
+
+Types of conditions are listed: which status is bad depends on the type, and clusters have types of their own that are `True` on a healthy
+node. What a monitor quotes of the kernel log is judged as that line is, and proves as much.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from holdfast.detectors.catalogue import CATALOGUE, KERNEL_LOG, Attribution, RecommendedAction, fault_kind
+from holdfast.detectors.evidence import Sample
+from holdfast.detectors.nodes.findings import FaultFinding, ReadingPair
+from holdfast.detectors.nodes.readings import KernelLine, KubernetesReading, NodeCondition, NodeReading
+
+PROBLEM_DETECTOR: Final = frozenset({
+    "KernelDeadlock", "ReadonlyFilesystem", "XfsShutdown", "CperHardwareErrorFatal", "FrequentKubeletRestart", "FrequentDockerRestart",
+    "FrequentContainerdRestart", "FrequentUnregisterNetDevice", "KubeletUnhealthy", "KubeProxyUnhealthy", "ContainerRuntimeUnhealthy",
+    "DiskBadBlock", "CorruptDockerOverlay2", "NTPProblem",
+})  # fmt: skip
+"""Conditions in the configurations that node-problem-detector brings along; `True` is bad."""
+KUBELET: Final = frozenset({"MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"})
+"""Conditions that the kubelet or the network's plug-in sets; `True` is bad."""
+NVSENTINEL: Final = re.compile(
+    r"Gpu(?:Mem|Thermal|Pcie|Power|Inforom|Sm|Nvlink|Mcu|Pmu|Driver|Cpuset|AllWatch)\w*|GpuXidError|SysLogs\w+|NVSwitch(?:FatalError|Down)"
+)
+"""Checks of NVSentinel that become conditions when they find what is fatal (`isFatal`); `True` is bad."""
+NVSENTINEL_OTHER: Final = frozenset({"NVSwitchNonFatalError", "DCGMError", "SyslogError"})
+"""Those that say that a monitor, or nothing serious, has failed."""
+MAINTENANCE: Final = "CSPMaintenance"
+"""The check of NVSentinel for maintenance that a cloud announces."""
+READY: Final = "Ready"
+_BAD_NAME: Final = re.compile(
+    r"Unhealthy|NotHealthy|NotReady|Problem|Error|Fail|Fault|Fatal|Deadlock|Down\b|Shutdown|Broken|Degraded|Frequent|Corrupt|Pressure|Exhausted"
+    r"|Unavailable|Lost|Hang|Hung|Stuck|Bad[A-Z]"
+)
+"""Names of other conditions that say that something is wrong."""
+_CODE: Final = re.compile(r"(?:ErrorCode:|^\[)(?P<code>[\w.-]+)")
+"""The first error code of NVSentinel, in either form that it writes."""
+_ADVICE: Final = re.compile(r"[ .-]*Recommended ?Action\s?[=:] ?\w+[;. ]*$")
+_PCI: Final = re.compile(r"\bPCI:(?P<bus>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)")
+_GPU: Final = re.compile(r"\bGPU:(?P<index>\d+)\b")
+_XID_CHECKS: Final = frozenset({"SysLogsXIDError", "GpuXidError"})
+_NIC_CHECK: Final = "SysLogsNICDriverError"
+DEBUG: Final = 7
+"""The level of a line of which the log's own level is not known: only a signature makes a fault of it."""
+NODE: Final = "node"
+_TAKEN: Final = re.compile(r"/node-health-status=Unschedulable|/nvsentinel-state=\w")
+"""Labels that say that the node is to be replaced, rebooted or drained."""
+
+
+def _node(*conditions: tuple[str, str, str], unschedulable: bool = False) -> Sample:
+    found = tuple(NodeCondition(type=type_, status=status, message=message) for type_, status, message in conditions)
+    return Sample(NodeReading(node="n0", at=0.0, kubernetes=KubernetesReading(conditions=found, unschedulable=unschedulable, labels={})))
+
+
+_define = partial(
+    fault_kind,
+    component="scheduler",
+    source="node conditions in Kubernetes",
+    attributed_to=Attribution.NODE,
+    reference="https://kubernetes.io/docs/reference/node/node-status/",
+)
+NOT_READY: Final = _define(
+    id="kubernetes-node-not-ready",
+    title="Kubernetes considers a node not ready",
+    recommended_action=RecommendedAction.MONITOR,
+    action="check its kubelet, and its connection to the API server: Kubernetes evicts the pods of a node that stays so for minutes",
+    unhealthy=_node((READY, "Unknown", "Kubelet stopped posting node status.")),
+    healthy=_node((READY, "True", "kubelet is posting ready status")),
+    weight=60,
+    confused_with=("kubernetes-node-lost",),
+)
+CORDONED: Final = _define(
+    id="kubernetes-node-cordoned",
+    title="A node gets no new pods in Kubernetes, or is to be maintained",
+    recommended_action=RecommendedAction.RECORD,
+    action="leave the node when that does not interrupt training",
+    unhealthy=_node((READY, "True", ""), unschedulable=True),
+    healthy=_node((READY, "True", "")),
+    weight=40,
+)
+OTHER: Final = _define(
+    id="node-condition-other",
+    title="A condition of a Kubernetes node that Holdfast does not know sounds like a problem",
+    component="node",
+    recommended_action=RecommendedAction.RECORD,
+    action="find out which monitor sets it, and what it means",
+    unhealthy=_node(("RaidBatteryProblem", "True", "battery of controller 0 is failing")),
+    healthy=_node(("SysctlChanged", "True", '{"unmanaged": {"kernel.cad_pid": "1"}}')),
+    weight=20,
+    confused_with=("node-condition",),
+)
+CONDITION: Final = "node-condition"
+FATAL: Final = "node-monitor-fatal"
+WARNING: Final = "node-monitor-warning"
+"""Kinds of `signatures/node_monitors.toml`."""
+
+
+def judge_kubernetes(pair: ReadingPair[KubernetesReading]) -> Iterator[FaultFinding]:
+    """Find what its cluster reports of a node: conditions that are bad now, a kubelet that is silent, a cordon."""
+    for one in pair.now.conditions:
+        if one.type == READY:
+            if one.status != "True":
+                yield FaultFinding(kind=NOT_READY.id, part=NODE, quote=_words(one), at=one.since)
+        elif one.status == "True":
+            yield from _of(one)
+    yield from _cordon(pair.now)
+
+
+def _of(one: NodeCondition) -> Iterator[FaultFinding]:
+    """Find what a condition that is `True` reports."""
+    if one.type in PROBLEM_DETECTOR:
+        yield _quoted(one, one.message) or FaultFinding(kind=CONDITION, part=one.type, quote=_words(one), at=one.since)
+    elif one.type in KUBELET:
+        yield FaultFinding(kind=CONDITION, part=one.type, quote=_words(one), at=one.since)
+    elif one.type == MAINTENANCE:
+        yield FaultFinding(kind=CORDONED.id, part=one.type, quote=_words(one), at=one.since)
+    elif one.type in NVSENTINEL_OTHER:
+        yield FaultFinding(kind=WARNING, part=one.type, quote=_words(one), at=one.since)
+    elif NVSENTINEL.fullmatch(one.type):
+        # It has an entry for each device, or for each kind of error.
+        for entry in [text.strip() for text in one.message.split(";") if text.strip()] or [""]:
+            yield _of_gpu(one, entry)
+    elif _BAD_NAME.search(one.type):
+        yield FaultFinding(kind=OTHER.id, part=one.type, quote=_words(one), at=one.since)
+
+
+def _of_gpu(one: NodeCondition, entry: str) -> FaultFinding:
+    """Find what one entry of a condition of NVSentinel reports: a line of the kernel log, an Xid, or only that it is fatal."""
+    from holdfast.detectors.log_lines import xids  # noqa: PLC0415 (a thousand signatures: only who has such a condition reads them)
+
+    if (found := _quoted(one, entry)) is not None:
+        return found
+    device, code, kind = _device(entry) or one.type, _CODE.search(entry), FATAL
+    if xids.xid_of(entry) is not None:
+        kind = WARNING  # NVSentinel may be set to call an Xid fatal that says nothing of the GPU
+    elif one.type in _XID_CHECKS and code is not None and code["code"].isdecimal():
+        kind = xids.kind_of(int(code["code"])) or WARNING
+    elif one.type == _NIC_CHECK:
+        kind = CONDITION
+    return FaultFinding(kind=kind, part=device, quote=f"{one.type}: {entry}"[:500], at=one.since)
+
+
+def _quoted(one: NodeCondition, text: str) -> FaultFinding | None:
+    """Return the fault of the line of the kernel log that *text* quotes, as the log itself has it; None if it quotes none that is known."""
+    from holdfast.detectors.log_lines.kernel_lines import finding_of  # noqa: PLC0415 (as above)
+
+    found = finding_of(KernelLine(sequence=0, microseconds=0, level=DEBUG, text=_ADVICE.sub("", text)))
+    if found is None or KERNEL_LOG not in CATALOGUE[found.kind].logs:
+        return None
+    part = found.part if found.part != NODE else _device(text) or NODE
+    return replace(found, part=part, quote=f"{one.type}: {found.quote}"[:500], at=one.since)
+
+
+def _device(entry: str) -> str:
+    """Return the device that an entry names, as readings name GPUs; empty if it names none."""
+    if (found := _PCI.search(entry)) is not None:
+        bus = found["bus"].lower()
+        return f"GPU {bus}" if "." in bus else f"GPU {bus}.0"
+    return f"GPU {found['index']}" if (found := _GPU.search(entry)) is not None else ""
+
+
+def _words(one: NodeCondition) -> str:
+    """Return a condition as a line."""
+    return f"{one.type} is {one.status}: {one.message or one.reason or 'it does not say why'}"[:500]
+
+
+def _cordon(now: KubernetesReading) -> Iterator[FaultFinding]:
+    """Find a cordon, and a label by which a repair service says that it takes the node, with all that may say why."""
+    labels = [f"{name}={value}" for name, value in sorted(now.labels.items())]
+    taken = [one for one in labels if _TAKEN.search(one)]
+    if now.unschedulable or taken:
+        words = [*(["it is cordoned (spec.unschedulable)"] if now.unschedulable else []), *labels, *now.taints]
+        yield FaultFinding(kind=CORDONED.id, part=NODE, quote="; ".join(words)[:500])
