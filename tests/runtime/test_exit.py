@@ -59,3 +59,20 @@ def test_a_script_that_ends_otherwise_exits_as_ever() -> None:
     assert [run(prepared + how).returncode for how in ("sys.exit(3)", "pass")] == [3, 0]
     kept = "class Kept:\n    def __del__(self, show=print): show('gone', flush=True)\njson.kept = Kept()\n"
     assert run(prepared + kept).stdout == "gone\n"
+
+
+def test_exit_handlers_run_once_and_in_their_order_when_a_script_fails() -> None:
+    """Also those of what was imported before there were managed groups, such as an experiment tracker's."""
+    registered = "import atexit\nfrom holdfast.runtime.process import exit\natexit.register(print, 'first')\nexit.make_failure_certain()\n"
+    ended = run(f"{registered}atexit.register(print, 'second')\nraise ValueError('of the script')")
+    assert ended.returncode == 1
+    assert ended.stdout == "second\nfirst\n"
+
+
+def test_an_exception_that_a_script_only_prints_does_not_fail_it() -> None:
+    """By the interpreter's own function for that."""
+    prepared = "import sys\nfrom holdfast.runtime.process import exit\nexit.make_failure_certain()\n"
+    ended = run(f"{prepared}try:\n    1 / 0\nexcept ZeroDivisionError:\n    sys.excepthook(*sys.exc_info())\nprint('goes on')")
+    assert ended.returncode == 0
+    assert mentions(ended.stderr, "ZeroDivisionError")
+    assert ended.stdout == "goes on\n"

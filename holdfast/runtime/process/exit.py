@@ -94,19 +94,29 @@ def prepare_quick_exit() -> None:
 def make_failure_certain() -> None:
     """Have this process exit with status 1 after an uncaught exception, once that is printed, whatever its process groups would do then.
 
-    For a process that no launcher of Holdfast's has started, which would have prepared that. Exit handlers that were registered before this
-    call are left out after an exception. A script that ends otherwise exits as it always does.
+    For a process that no launcher of Holdfast's has started, which would have prepared that. All exit handlers run as they would otherwise,
+    and a script that ends in another way exits as it always does.
     """
+    global _is_prepared  # noqa: PLW0603 (a process exits once)
     if _is_prepared:
         return
-    prepare_quick_exit()
+    _is_prepared = True
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        set_status(error)
+        if getattr(sys, "last_value", None) is error:  # the interpreter ends by it, and nobody just has it printed
+            set_status(error)
+            atexit.register(_exit_after_all_handlers)
         before(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def _exit_after_all_handlers() -> None:
+    """Run the exit handlers that are left, and exit: what is registered last runs first, and nothing but the first registered runs last."""
+    atexit.unregister(_exit_after_all_handlers)
+    atexit._run_exitfuncs()  # noqa: SLF001 (there is no other call that runs them)
+    _exit()
 
 
 def set_status(error: BaseException | None) -> None:
