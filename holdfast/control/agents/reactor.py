@@ -55,8 +55,12 @@ class Reactor:
 
     @property
     def caught_up(self) -> float:
-        """Return until when (monotonic) everything that had arrived was read: a reactor that lags must not call agents silent."""
-        return time.monotonic() if self._idle else self._caught_up
+        """Return until when (monotonic) everything that had arrived was read: a reactor that lags must not call agents silent.
+
+        Its thread waits for data, or for a processor: after a stop of this process it may get one later than whoever asks.
+        """
+        now = time.monotonic()
+        return now if self._idle and not self._poll.poll(0, 1) else self._caught_up
 
     def add(self, sock: socket.socket, take: Callable[[bytes], None], ended: Callable[[OSError | None], None]) -> Registration:
         """Read from *sock* from now on; an exception of *take* ends it."""
