@@ -136,7 +136,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., No
             ended.update(workers.ended())
             return ended.keys() >= pids
 
-        wait_until(over, seconds=60)
+        wait_until(over, seconds=200)
         assert {ended[pid] for pid in pids} == {0}, [path.read_text() for path in folder.glob("*.log")]
 
     yield run

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -116,7 +117,7 @@ def submit(server: PrefectServer, **filled_in: Any) -> dict[str, Any]:
     (one,) = asked(server, "deployments/filter", deployments={"name": {"any_": [DEPLOYMENT.partition("/")[2]]}})
     fields = one["parameter_openapi_schema"]["properties"]
     parameters = {name: field["default"] for name, field in fields.items() if "default" in field} | filled_in
-    body = {"state": {"type": "SCHEDULED"}, "parameters": parameters, "enforce_parameter_schema": True}
+    body = {"state": {"type": "SCHEDULED"}, "parameters": parameters, "enforce_parameter_schema": True, "idempotency_key": str(uuid4())}
 
     try:
         return dict(asked(server, f"deployments/{one['id']}/create_flow_run", **body))

@@ -29,7 +29,7 @@ COPIES = str(Path(__file__).with_name("copies.py"))
 SMALL = ["--heads", "2", "--width", "16", "--context", "16", "--bytes", "50000", "--layers", "2"]
 MEMORY = {"when_late": "pause", "max_pause": "10s"}
 NODES = {"nnodes": 2, "nproc_per_node": 1}
-STEPS = 800
+STEPS = 600
 """Of a job that is ended twice before its goal: many more than it makes until then."""
 
 

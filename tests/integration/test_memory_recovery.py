@@ -190,7 +190,7 @@ def test_a_lost_node_and_then_all_at_once_cost_a_step_each(stage: Stage, undistu
 @pytest.mark.long
 def test_copies_under_torchs_own_groups_go_on_from_memory_too(stage: Stage, alone: Callable[..., None]) -> None:
     """There is no vote and nobody stays: new processes find the newest step that all have whole, position and generators with it."""
-    script, steps, undisturbed = Path(__file__).with_name("copies.py"), 600, stage.home / "undisturbed.json"
+    script, steps, undisturbed = Path(__file__).with_name("copies.py"), 400, stage.home / "undisturbed.json"
     args = [str(steps), str(stage.home / "broken-rank.json")]
     play = stage.play("broken-rank", script=str(script), args=args, nnodes=2, nproc_per_node=1, checkpoint=ALWAYS, groups="stock")
     play.steps_to(30)

@@ -17,7 +17,7 @@ from holdfast.history.models import ApprovalRequest
 from holdfast.policies.nodes.node_health import HealthAssessment, HealthFinding
 from tests.history.rows import service_moves
 from tests.integration.prefect_api import ask
-from tests.integration.stage import BOOTED, Play, Stage
+from tests.integration.stage import BOOTED, ENDLESS, Play, Stage
 from tests.mentions import mentions, one_line_mentions
 from tests.monitors import is_read
 from tests.waiting import wait_until
@@ -149,7 +149,7 @@ def test_a_node_that_is_held_or_sick_is_given_to_no_job(stage: Stage, tmp_path: 
     said = say(stage, tmp_path, "cordon", "node-0", "--reason", "new fan", "--for", "2h")
     assert "healthy -> cordoned (cordon 1" in said
 
-    play = stage.play("beside", args=["--steps", "2000"], nnodes=1, nproc_per_node=1, spare_nodes=1)
+    play = stage.play("beside", args=ENDLESS, nnodes=1, nproc_per_node=1, spare_nodes=1)
     wait_until(lambda: standings(stage) == {"node-2": "healthy", "node-3": "healthy"}, seconds=60, explain=play.log)
     play.steps_to(1)
     play.stops()

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.long
 __all__ = ["prefect_server", "worker"]  # fixtures
 
 ROOT = Path(__file__).parents[2]
-STEPS = 300
+STEPS = 1000
 
 
 def started(server: PrefectServer, deployment: str, params: str) -> str:

@@ -59,7 +59,7 @@ def stop_ranks(run: JobController, nodes: list[str]) -> str:
 def wait_until_stopped(run: JobController, nodes: set[str]) -> set[str]:
     """Wait until no worker runs on *nodes*; return those where one still does, or whose agent was lost meanwhile."""
     state, end = run.generations.state, time.monotonic() + STOP_SECONDS
-    while not state.all_ended(nodes) and time.monotonic() < end:
+    while not state.all_ended(nodes) and run.handled_until < end:
         run.pump(0.02)
         if not nodes.isdisjoint(run.agents.disconnected()):
             break

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from holdfast.control.agents.pool import AgentPool
+from holdfast.control.agents.reactor import REACTOR
 from holdfast.control.checkpoints.job_checkpoints import JobCheckpoints
 from holdfast.control.checkpoints.replicas import Replicas
 from holdfast.control.checkpoints.snapshot_stats import SnapshotStats
@@ -104,6 +105,9 @@ class JobController:
     """When its process received a SIGTERM that is still to be answered (monotonic)."""
     saved: str = ""
     """What is on disk of a job that was stopped or suspended: where a resume continues from."""
+    handled_until: float = float("-inf")
+    """Until when (monotonic) all that agents had sent has been handled. What is not so by a deadline is not so only once this has passed
+    it: a process that was stopped meanwhile, or had to wait for a processor, has the answer and does not know it yet."""
     _invalid: set[str] = field(default_factory=set)
     """Nodes whose agents sent an invalid event."""
     _next_ping: float = 0.0
@@ -285,11 +289,13 @@ class JobController:
 
         Raise `LeaseLost` or `JobDetached` when this controller may or should not go on.
         """
+        read = REACTOR.caught_up
         for node, event in self.agents.event_queue.drain(seconds):
             try:
                 event_table.take(self.handlers, node, event)
             except MALFORMED_EVENT as error:
                 self._note_invalid(node, event, error)
+        self.handled_until = read
         if self.deposed_by:
             raise LeaseLost(self.job.name, self.deposed_by)
         answer_sigterm(self)
@@ -412,10 +418,9 @@ def watch(run: JobController, *, seconds: float, until: Callable[[], bool] | Non
             return turn
         if until is not None and until():
             return Transition(Event.STARTED, f"all {len(run.generations.state.ranks)} rank(s) run")
-        left = end - time.monotonic()
-        if left <= 0:
+        if run.handled_until >= end:
             return None
-        run.pump(min(TICK, left))
+        run.pump(min(TICK, max(0.0, end - time.monotonic())))
 
 
 def see_begun(run: JobController, *, seconds: float) -> Transition | None:

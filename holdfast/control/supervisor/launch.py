@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -10,11 +11,14 @@ from typing import Final
 from holdfast.control.faults.diagnosis import compile_log_patterns
 from holdfast.control.recovery.restart import begin_generation, start_workers
 from holdfast.control.supervisor.controller import SLICE, JobController, ending, watch
-from holdfast.errors import NodeError, NotEnoughNodes, OperatorError, WorldError
+from holdfast.errors import LeaseUnconfirmed, NodeError, NotEnoughNodes, OperatorError, WorldError
+from holdfast.log import note
 from holdfast.policies.nodes.placement import place
 from holdfast.policies.states import Event, Transition
 from holdfast.report.text.wording import listing, plural
 from holdfast.spec.check import gpu_problems, short_of_gpus
+
+log = logging.getLogger("holdfast.control")
 
 REASONS: Final = 4
 """Most reasons that are reported when there are too few nodes: each of hundreds may have its own."""
@@ -27,10 +31,13 @@ def begin(run: JobController) -> Transition | None:
             if (turn := wait_for_allocation(run)) is not None or not run.nodes.allocations.has_enough_nodes():
                 return turn
             members = gather(run)
-        except NotEnoughNodes as error:
-            if not run.nodes.allocations.may_retry_launch():
+        except (NotEnoughNodes, LeaseUnconfirmed) as error:
+            if isinstance(error, LeaseUnconfirmed):  # a problem of this controller, such as a busy database, and not of the nodes
+                note(log, "launch.waits", level=logging.WARNING, job=run.job.name, why=error)
+            elif run.nodes.allocations.may_retry_launch():
+                run.log.record_event(f"the launch waits for other nodes: {error}")
+            else:
                 return Transition(Event.FAILED, str(error))
-            run.log.record_event(f"the launch waits for other nodes: {error}")
             return None
         except OperatorError as error:
             return Transition(Event.FAILED, str(error))
@@ -63,9 +70,9 @@ def wait_for_allocation(run: JobController) -> Transition | None:
 def gather(run: JobController) -> tuple[str, ...]:
     """Bring up agents on as many nodes as the job wants, spares included; return those that will hold ranks.
 
-    Suspect nodes are used only where there are no others.
+    Suspect nodes are used only where there are no others. Raise `NotEnoughNodes`, or `LeaseUnconfirmed` if that is why there are too few.
     """
-    spec = run.spec
+    spec, unconfirmed = run.spec, list[LeaseUnconfirmed]()
     every, refused = spec.max_nodes + spec.spare_nodes, []
     run.nodes.preflight.remember()
     if not run.agents.alive():
@@ -77,6 +84,7 @@ def gather(run: JobController) -> tuple[str, ...]:
         answers = run.agents.each(batch, run.agents.bring_up)
         run.nodes.rank_count.settle(answers)
         refused += [f"{node}: {answer}" for node, answer in answers.items() if isinstance(answer, WorldError)]
+        unconfirmed += [answer for answer in answers.values() if isinstance(answer, LeaseUnconfirmed)]
         run.nodes.preflight.finish()
         candidates = run.nodes.preflight.by_preference(candidates)
     order = run.agents.source.names()
@@ -84,6 +92,8 @@ def gather(run: JobController) -> tuple[str, ...]:
     ready = run.nodes.preflight.by_preference(run.nodes.eligibility.usable(node for node in order if node in alive))
     missing_for = [*refused, *run.nodes.eligibility.left_out(), *without_gpus(run), *reasons(run.agents.unusable_nodes)]
     if len(ready) < spec.max_nodes:
+        if unconfirmed:
+            raise unconfirmed[0]
         raise NotEnoughNodes(spec.max_nodes, len(ready), run.cluster.name, "; ".join(missing_for))
     for text in run.nodes.eligibility.news(order):
         run.log.record_event(text)
