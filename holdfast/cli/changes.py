@@ -104,7 +104,7 @@ class JobFollower:
     def _poll_all(self) -> tuple[list[JobChange], JobView]:
         history, job = self._history, self._job.id
         generations, checkpoints = queries.generations(history, job), queries.checkpoints(history, job)
-        incidents, transitions = queries.incidents(history, job), queries.transitions(history, job)
+        transitions, incidents = queries.transitions(history, job), queries.incidents(history, job)  # so each one's incident is known
         decisions, newest = queries.decisions(history, job), generations[-1] if generations else None
         in_work = queries.faults(history, incident_id=incidents[-1].id) if incidents and incidents[-1].closed_at is None else []
         holder, page = leases_of(history, [job]).get(job, (None, ""))

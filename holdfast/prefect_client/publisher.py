@@ -193,10 +193,20 @@ class Publisher:
         self._next_heartbeat, self._search_alert, self._changed = 0.0, bool(facts["reattached"]), True
         if not facts["reattached"]:
             self._emit("holdfast.job.launching", before="", event="submitted", after=page.state, reason="submitted")
+            for case in newest_cases(facts["history"], job.id, MOST_INCIDENTS):  # those that its launcher handled
+                self._earlier(case)
         else:
             self._emit("holdfast.job.reattached", state=page.state, host=page.host)
             page.cases = list(newest_cases(facts["history"], job.id, MOST_INCIDENTS))
             page.incidents = page.cases[-1].incident.number if page.cases else 0
+
+    def _earlier(self, case: IncidentCase) -> None:
+        """Publish an incident from before this flow began."""
+        for fault in case.faults:
+            self._fault(fault)
+        self._opened(case)
+        if case.incident.closed_at is not None:
+            self._closed(case)
 
     def _released(self, _facts: Facts) -> None:
         self._next_heartbeat = None

@@ -14,7 +14,9 @@ import pytest
 from holdfast.history import History, holder_of, queries
 from holdfast.host.process import parent_of, state_of
 from tests.integration.conftest import PrefectServer
+from tests.integration.test_prefect_shows import artifact, asked
 from tests.integration.test_run_command import NAP, SECONDS, Place, gone, running
+from tests.mentions import mentions, one_line_mentions
 from tests.waiting import wait_until
 
 
@@ -62,6 +64,52 @@ def test_ranks_run_before_prefect_does_and_the_death_of_the_flow_ends_them(silen
     wait_until(lambda: state_of(worker) in "?Z", seconds=SECONDS)
     gone(silent)
     assert child.returncode != 0, said
+
+
+def test_a_rank_that_is_killed_before_prefect_runs_is_replaced_at_once(silent: Place) -> None:
+    """The launcher recovers as the flow would: there is none so far, and another worker runs."""
+    child = silent.start("run", silent.job("killed-first", NAP))
+    worker = silent.worker()
+    os.kill(worker, signal.SIGKILL)
+    wait_until(lambda: silent.state("killed-first") == "RUNNING", seconds=SECONDS, explain=silent.log)
+    with closing(History.open(silent.history, create=False)) as history:
+        job = queries.newest_job(history, "killed-first")
+        (incident,) = queries.incidents(history, job.id)
+        lease = holder_of(history, job.id)
+    assert (incident.kind, incident.outcome, incident.action) == ("worker-sigkill", "recovered", "restart-workers")
+    assert lease is not None
+    assert (lease.epoch, lease.flow_run) == (1, ""), "no flow has had it"
+    assert state_of(worker) in "?Z"
+    child.send_signal(signal.SIGINT)
+    said, _ = child.communicate(timeout=SECONDS)
+    assert (child.returncode, silent.state("killed-first")) == (130, "CANCELLED"), said
+    gone(silent)
+
+
+def test_a_script_that_cannot_start_fails_before_a_temporary_server_runs(silent: Place) -> None:
+    """Nothing waits for Prefect: the command ends with the reason, once."""
+    del silent.environment["PREFECT_API_URL"]
+    status, said = silent.done("run", silent.job("cannot-first", "import no_such_module\n"))
+    assert (status, silent.state("cannot-first")) == (1, "FAILED"), said
+    assert said.count("so the script is at fault") == 1, said
+    assert one_line_mentions(said, "job 'cannot-first' FAILED", "ModuleNotFoundError", "Install")
+    assert "/cannot-first.py:1)" in said
+    gone(silent)
+
+
+def test_with_a_server_the_same_is_a_failed_flow_run_with_its_incident(place: Place, prefect_server: PrefectServer) -> None:
+    """The launcher finds the fault, and the flow reports that the job failed."""
+    status, said = place.done("run", place.job("fails-first", "import no_such_module\n"))
+    assert (status, place.state("fails-first")) == (1, "FAILED"), said
+    (run,) = asked(prefect_server, "flow_runs/filter", flow_runs={"name": {"any_": ["train fails-first"]}})
+    assert run["state_type"] == "FAILED"
+    assert mentions(run["state"]["message"], "ModuleNotFoundError", "Install")
+    assert "/fails-first.py:1)" in run["state"]["message"]
+    assert artifact(prefect_server, "fails-first-incident-1")["flow_run_id"] == run["id"]
+    with closing(History.open(place.history, create=False)) as history:
+        (incident,) = queries.incidents(history, queries.newest_job(history, "fails-first").id)
+    assert incident.outcome == "failed"
+    gone(place)
 
 
 @pytest.mark.parametrize(("by", "status"), [pytest.param("command", 3, marks=pytest.mark.long), ("ctrl-c", 130)])

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -46,11 +46,18 @@ class Detach:
     """Whether a controller is to leave its job, and why."""
 
     def __init__(self) -> None:
-        self.why = ""
+        self._requested = ""
+        self.is_possible: Callable[[], bool] = lambda: True
+        """Whether the next controller can continue where the job is now; a request waits until it can."""
+
+    @property
+    def why(self) -> str:
+        """Return why the controller is to leave the job now; empty if it is not."""
+        return self._requested if self._requested and self.is_possible() else ""
 
     def request(self, why: str) -> None:
         """Have the controller leave the job when it polls next; the first reason counts."""
-        self.why = self.why or why
+        self._requested = self._requested or why
 
     def on_signal(self, *_: object) -> None:
         """Take the signal as the request."""

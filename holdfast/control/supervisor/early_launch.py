@@ -1,9 +1,10 @@
 """Launch a job before its flow can, since Prefect takes seconds to start and the ranks need not wait for it.
 
 `holdfast.prefect.server` starts this program, the launcher, before anything else. It takes the job's lease, submits the job and launches
-it, as the flow's launch task does, and collects what the ranks report, but decides nothing: faults wait for the flow. When the flow is
+it, as the flow's launch task does, collects what the ranks report, and recovers from their faults as the flow does. When the flow is
 ready to control the job, it has the launcher detach (`hand_over`), and reattaches to the job, as to any that runs without a controller.
-Until then the launcher ends the job if that is requested, and if the process of the flow dies. On a machine of few cores Prefect is started
+Until then the launcher ends the job if that is requested, if the process of the flow dies, and if no recovery is possible. The last it
+leaves to the flow where a Prefect server is configured: that shows a failed flow run then. On a machine of few cores Prefect is started
 once the ranks have started (`wait_for_ranks`): both are seconds of computing, and would slow each other down.
 """
 
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from holdfast.host.process import die_with_parent
+from holdfast.policies.states import Event, State
 
 if TYPE_CHECKING:
     from holdfast.control.supervisor.controller import JobController
@@ -45,6 +47,11 @@ FEW_CORES: Final = 4
 """With fewer, ranks and Prefect start one after the other."""
 RANKS_SECONDS: Final = 10.0
 """How long Prefect waits for them at most: nodes may have to be waited for, and a flow shows that."""
+ENDS: Final = frozenset({Event.STOP_ASKED, Event.SUSPEND_ASKED, Event.TIME_OVER, Event.FAILED})
+OF_THE_FLOW: Final = frozenset({Event.FINISHED, Event.MOVE_ASKED, Event.FAILED})
+"""What a launcher leaves to the flow: the end that a flow run reports, and what is no answer to a fault."""
+IN_WORK: Final = frozenset({State.DIAGNOSING, State.DECIDING, State.ISOLATING, State.RESCHEDULING})
+"""States in which a job is not handed over: the recovery would be decided anew."""
 ENDED: Final = 10
 """Exit status of a launcher whose job has ended; with any other status the job continues, or was never submitted."""
 
@@ -152,7 +159,6 @@ def main(spec: str, started: str) -> int:
     from holdfast.control.supervisor.detach import SIGTERM  # noqa: PLC0415
     from holdfast.control.supervisor.supervise import control_job  # noqa: PLC0415
     from holdfast.errors import HoldfastError  # noqa: PLC0415
-    from holdfast.policies.states import State  # noqa: PLC0415
     from holdfast.spec import TrainingJob, cluster_of  # noqa: PLC0415
 
     described, parent, flow_failed = json.loads(Path(spec).read_text()), os.getppid(), list[int]()
@@ -181,34 +187,54 @@ def _terminated(*_: object) -> None:
     raise Terminated
 
 
+class _Stage:
+    """How far the launcher has got with a job."""
+
+    def __init__(self, run: JobController) -> None:
+        self._run = run
+        self.launching = True
+        self.to_fail = False
+        """No recovery is possible, which the flow is to find and record."""
+
+    def may_be_left(self) -> bool:
+        """Return whether the flow can continue here: not, for example, between the command that starts ranks and their start.
+
+        It would start them again.
+        """
+        run, generations = self._run, self._run.generations
+        if self.launching:
+            return not generations.members
+        if run.state is State.RESUMING:
+            return generations.state.all_started()
+        return self.to_fail or run.state not in IN_WORK
+
+
 def _launch(run: JobController, started: int) -> Transition:
-    """Launch the job and collect what its ranks report until the flow takes over (`JobDetached`); return how the job is to end.
-
-    The job is not handed over between the command that starts its ranks and their start: the flow would start them again.
-    """
-    from holdfast.control.supervisor.controller import TICK, ending  # noqa: PLC0415
-    from holdfast.control.supervisor.detach import Detach  # noqa: PLC0415
+    """Launch the job and handle its faults until the flow takes over (`JobDetached`); return how the job is to end."""
+    from holdfast.control.supervisor.controller import TICK, ending, poll  # noqa: PLC0415
     from holdfast.control.supervisor.launch import begin  # noqa: PLC0415
+    from holdfast.control.supervisor.stages import RECOVERY  # noqa: PLC0415
+    from holdfast.prefect.server import is_configured  # noqa: PLC0415
 
-    launching, asked = True, Detach()
-
-    def hand_over_when_possible(*_: object) -> None:
-        asked.on_signal()
-        if not (launching and run.generations.members):
-            run.detach.request(asked.why)
-
-    signal.signal(DETACH, hand_over_when_possible)  # first: a request that comes now is moved over below with one from before
-    asked.why, run.detach.why = run.detach.why or asked.why, ""
-    while (turn := ending(run)) is None:
-        if asked.why:
-            hand_over_when_possible()
-        if launching:
-            launching = begin(run) is None
-        if started >= 0 and (not launching or run.generations.state.all_started()):
+    stage, flow_fails_it = _Stage(run), is_configured()
+    run.detach.is_possible = stage.may_be_left
+    while True:
+        if stage.to_fail:
+            turn = ending(run)
+        elif stage.launching:
+            turn = begin(run)
+            stage.launching = turn is None
+        else:
+            turn = RECOVERY.get(run.state, poll)(run)
+        if started >= 0 and (not stage.launching or run.generations.state.all_started()):
             os.close(started)
             started = -1
-        run.pump(0.0 if launching else TICK)
-    return turn
+        if turn is not None and turn.event in ENDS and not (flow_fails_it and turn.event is Event.FAILED):
+            return turn
+        stage.to_fail = stage.to_fail or (turn is not None and turn.event is Event.FAILED)
+        if turn is not None and turn.event not in OF_THE_FLOW and not (run.state is State.LAUNCHING and turn.event is Event.STARTED):
+            run.move(*turn)
+        run.pump(0.0 if stage.launching or (run.state in RECOVERY and not stage.to_fail) else TICK)
 
 
 if __name__ == "__main__":

@@ -286,7 +286,7 @@ def _choose_state(run: JobController) -> None:
     if run.state is State.MIGRATING:
         _end_migration(run)
     elif recovering or (halfway and run.state is State.RESUMING):
-        run.move(Event.FAULTED, "the controller died during this recovery")
+        run.move(Event.FAULTED, "the flow took the job over" if run.handed_over else "the controller died during this recovery")
 
 
 def _end_migration(run: JobController) -> None:
