@@ -80,6 +80,14 @@ def _no_terminal_around() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_cluster_around() -> Iterator[None]:
+    """Take away the name of the Kubernetes node that the tests run on: its conditions would be those of their nodes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("NODE_NAME", raising=False)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _no_gpus_to_share_out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Show GPUs to nothing but the tests that are for them: jobs of many local nodes are refused where there are few."""

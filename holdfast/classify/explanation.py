@@ -123,12 +123,22 @@ def explain_report(kind: str, source: str, quote: str, proof: str, recommended_a
         line=quote,
         kind=kind,
         log="",
-        matched=_matched(quote, kind) if fault.log else f"what was measured ({entry.source})",
+        matched=_what_matched(fault),
         acts=acts,
         reason=reason,
         recommended_action=recommended_action,
         changes=tuple(_changes_of_report(fault, reason, acts=acts)),
     )
+
+
+def _what_matched(fault: Fault) -> str:
+    """Return what a recorded fault was recognised by."""
+    if not fault.log:
+        return f"what was measured ({fault.entry.source})"
+    if fault.is_condition:
+        signature = _signature(fault.quote, fault.kind)
+        return "the type of the node condition" + (f", and {_named(signature)}" if signature is not None else "")
+    return _matched(fault.quote, fault.kind)
 
 
 def _no_node_is_left(kind: FaultKind) -> str:

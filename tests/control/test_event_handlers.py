@@ -178,3 +178,27 @@ def test_a_busy_machine_is_reported_by_the_first_job_only(recorded: Recorded, cl
     recorded.handlers.log.cluster = cluster
     recorded.receives("node.fault", seen_at=at, kind="host-overloaded", part="processors", quote="load 9", source="host check")
     assert len(recorded.job_events) == lines
+
+
+def test_why_conditions_are_not_read_is_recorded_once_for_all_nodes(recorded: Recorded) -> None:
+    """A missing rule is missing on a thousand nodes; another reason is another line."""
+    for node in MEMBERSHIP:
+        recorded.receives("node.conditions-unreadable", node=node, why="forbidden (403)")
+    recorded.receives("node.conditions-unreadable", node="b", why="refused (401)")
+    first, second = recorded.job_events
+    assert mentions(first, "a", "403")
+    assert mentions(second, "b", "401")
+    assert not recorded.run.generations.state.node_faults
+
+
+@pytest.mark.parametrize(
+    ("source", "began", "acts"), [("kernel log", 50.0, True), ("node conditions", 101.0, True), ("node conditions", 50.0, False)]
+)
+def test_a_condition_from_before_a_process_was_started_does_not_end_it(recorded: Recorded, source: str, began: float, acts: bool) -> None:  # noqa: FBT001
+    """It may be a minute late, and the GPU have been reset meanwhile; it is recorded, and counts when something else fails."""
+    recorded.receives("worker.started", at=100.0)
+    facts: dict[str, Any] = {"part": "GPU 0000:18:00.0", "quote": "Xid (PCI:0000:18:00.0): 79, GPU has fallen off the bus", "on": [0]}
+    recorded.receives("node.fault", kind="gpu-off-bus", source=f"{source} on a", seen_at=began, **facts)
+    state = recorded.run.generations.state
+    assert [one.kind for one in state.unusable] == ["gpu-off-bus"] * acts
+    assert [one.kind for one in state.node_faults] == ["gpu-off-bus"]

@@ -8,6 +8,7 @@ from typing import Final
 import pytest
 
 from holdfast.agent.monitor.node_conditions import MAX_REASONS, ConditionWatch
+from holdfast.classify.explanation import explain_report
 from holdfast.detectors.all_kinds import CATALOGUE
 from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, KERNEL_LOG, NODE_CONDITIONS, Fault, RecommendedAction, RecommendedActions
 from holdfast.detectors.confirmation import confirmed, why_it_acts
@@ -202,6 +203,16 @@ def test_a_line_that_proves_a_fault_is_not_hidden_by_a_condition_that_does_not()
     found = replace(reading(condition("SysLogsSXIDError", text.format("Non-fatal"))), kernel=lines)
     (fault,) = judge(found)
     assert fault.is_proven
+
+
+def test_the_page_of_an_incident_says_what_a_condition_was_recognised_by() -> None:
+    """Its type, and the line that it quotes if there is one."""
+    for type_, message, named in (("SysLogsXIDError", OFF_BUS, True), ("GpuMemWatch", "GPU memory failure", False)):
+        (fault,) = faults(condition(type_, message))
+        explanation = explain_report(fault.kind, fault.source, fault.quote, "", fault.entry.recommended_action)
+        assert explanation is not None
+        assert "node condition" in explanation.matched
+        assert ("xid.toml" in explanation.matched) == named
 
 
 # -- a node's health ---------------------------------------------------------------------------------------------------

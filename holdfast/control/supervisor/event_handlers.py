@@ -83,6 +83,8 @@ log = logging.getLogger("holdfast.control")
 STALE_REPLICA: Final = "replica-lag"
 GATHERED: Final = 3.0
 """Seconds from the first node with stale replicas until one event reports all of them."""
+CONDITION_TIME: Final = 1.0
+"""Seconds by which the time of a node condition may be too early: Kubernetes has whole ones."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -362,7 +364,9 @@ class EventHandlers:
         fault = self.node_faults.take(node, event)
         if fault is None:
             return
-        ranks = [view for view in map(self.generations.state.ranks.get, event.on) if view and view.node == node and not view.ended]
+        views = [view for view in map(self.generations.state.ranks.get, event.on) if view and view.node == node and not view.ended]
+        # A condition may be reported minutes late: a process that was started since then is no victim of it.
+        ranks = [view for view in views if not fault.is_condition or view.started is None or fault.at > view.started - CONDITION_TIME]
         if fault.kind in UNUSABLE and fault.is_proven and ranks:
             fault = replace(fault, rank=ranks[0].rank, step=ranks[0].known_step())
             keep_newest(self.generations.state.unusable, fault)
