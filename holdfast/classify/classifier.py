@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from holdfast.classify.log_stream import blocks, plain
-from holdfast.classify.matcher import HEAD, WORDS, Matcher, best
+from holdfast.classify.matcher import HEAD, TABLE, WORDS, Matcher, best
 from holdfast.classify.traceback_collector import CollectedTraceback, TracebackCollector
 from holdfast.detectors.log_lines.classification import judge
 from holdfast.detectors.log_lines.heuristics import OTHERS
+from holdfast.detectors.log_lines.tables import Tables
 from holdfast.detectors.training.exceptions import kind_of
 from holdfast.detectors.training.tracebacks import raised_in
 
@@ -42,6 +43,7 @@ class Classification(NamedTuple):
     """Number of its first line, from 1."""
     kind: str
     text: str
+    """The line, or a value of a table with its header (`holdfast.detectors.log_lines.tables`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Classifier:
     def __init__(self, matcher: Matcher | None = None) -> None:
         self._matcher = matcher or best()
         self._collector = TracebackCollector()
+        self._tables = Tables()
         self._lines = 0
         self._known: dict[bytes, str | None] = {}
         """Line without its time stamp to its kind."""
@@ -76,11 +79,14 @@ class Classifier:
         lines = block.split(b"\n") if self._flooded else []
         cached, found = self._cached(lines) if self._flooded else ({}, self._matcher.candidates(block))
         hits = self._hits
-        if cached or found or self._collector:
+        if cached or found or self._collector or self._tables:
             lines = lines or block.split(b"\n")
             for index in self._indices(sorted([*found, *cached]), page.count):
                 line, number, candidates = lines[index], page.first + index, found.get(index, ())
                 if (self._collector or HEAD in candidates) and self._collect(line, number, page):
+                    continue
+                if (self._tables or TABLE in candidates) and (values := self._tables.take(line.decode(errors="replace"))) is not None:
+                    page.faults.extend(self._values(values, number))
                     continue
                 if (name := cached.get(index) or (self._kind(line, candidates) if candidates else None)) is not None:
                     page.faults.append(Classification(number, name, line.decode(errors="replace")))
@@ -108,10 +114,10 @@ class Classifier:
         return page
 
     def _indices(self, hits: list[int], count: int) -> Iterator[int]:
-        """Yield the lines to examine: those with candidates, and all while a traceback is open."""
+        """Yield the lines to examine: those with candidates, and all while a traceback or a table is open."""
         index = 0
         for hit in [*hits, count]:
-            while self._collector and index < min(hit, count):
+            while (self._collector or self._tables) and index < min(hit, count):
                 yield index
                 index += 1
             if index <= hit < count:
@@ -125,6 +131,15 @@ class Classifier:
         if taken:
             page.inside.add(number)
         return taken
+
+    def _values(self, values: list[str], number: int) -> Iterator[Classification]:
+        """Yield the first of a line's *values* that is a fault with its header."""
+        found = self._matcher.candidates("\n".join(values).encode()) if values else {}
+        for index in sorted(found):
+            numbers = sorted({one for one in found[index] if one < WORDS})
+            if numbers and (name := judge(values[index], numbers, words=False)) is not None:
+                yield Classification(number, name, values[index])
+                return
 
     def _kind(self, line: bytes, candidates: Collection[int]) -> str | None:
         """Return the kind of *line*; floods repeat a line with another time stamp, so it is cached."""

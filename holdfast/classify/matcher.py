@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.detectors.log_lines.heuristics import TROUBLE
+from holdfast.detectors.log_lines.tables import OPENS
 from holdfast.detectors.signatures import SIGNATURES
 from holdfast.paths import home
 
@@ -26,11 +27,16 @@ WORDS: Final = len(SIGNATURES)
 HEAD: Final = WORDS + 1
 """Number of the candidate: a traceback begins here."""
 
+TABLE: Final = WORDS + 2
+"""Number of the candidate: a table may begin here."""
+
 _BITS: Final = 16
 _NUMBER: Final = (1 << _BITS) - 1
 _HEAD: Final = r"Traceback \(most recent call last\)"
 _SET: Final = re.compile(r"\\.|\[(?P<excludes>\^)?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 """An escape, or a set of characters."""
+_BEGINNINGS: Final = {HEAD: re.compile(_HEAD.encode()), TABLE: re.compile(OPENS.encode())}
+_BEGINS: Final = re.compile(b"|".join(one.pattern for one in _BEGINNINGS.values()))
 _APPROXIMATE: Final = ("(?!", "(?=", "(?<!", "(?<=", "(?P=")
 """What Hyperscan can only match approximately."""
 
@@ -39,10 +45,17 @@ class NaiveMatcher:
     """Returns every signature as a candidate on every line."""
 
     def candidates(self, block: bytes) -> Mapping[int, Collection[int]]:
-        """Return the numbers of the signatures that may match, for each line of *block* (by its index); `HEAD` where a traceback begins."""
+        """Return the numbers of the signatures that may match, for each line of *block* (by its index).
+
+        `HEAD` is among them where a traceback begins, and `TABLE` where a table may begin.
+        """
         every = set(range(HEAD))
-        head = _HEAD.replace("\\", "").encode()
-        return {index: every | {HEAD} if head in line else every for index, line in enumerate(block.split(b"\n"))}
+        found: dict[int, set[int]] = {}
+        for index, line in enumerate(block.split(b"\n")):
+            found[index] = every
+            if _BEGINS.search(line):
+                found[index] = every | {number for number, begins in _BEGINNINGS.items() if begins.search(line)}
+        return found
 
 
 class HyperscanMatcher:
@@ -88,7 +101,7 @@ def best() -> Matcher:
 
 def _database(hyperscan: Any, folder: Path) -> Any:  # noqa: ANN401 (a package that may be missing)
     """Return the database of all expressions, cached in *folder* because it takes seconds to compile."""
-    patterns = [_within_a_line(pattern) for pattern in (*(signature.pattern for signature in SIGNATURES), TROUBLE, _HEAD)]
+    patterns = [_within_a_line(pattern) for pattern in (*(signature.pattern for signature in SIGNATURES), TROUBLE, _HEAD, OPENS)]
     identity = "\n".join([*patterns, str(hyperscan.__version__), platform.machine()])
     cached = folder / f"signatures-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.hyperscan"
     with contextlib.suppress(OSError, hyperscan.error):
