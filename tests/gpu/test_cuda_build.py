@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.runtime.groups import nccl
+from holdfast.runtime.peer_errors import is_device_error, is_peer_loss
 from holdfast.runtime.telemetry.nccl_ras import LaunchCounts, parse
 from tests.gpu import one_card
 
@@ -102,6 +103,20 @@ def test_torch_reads_the_settings_that_are_made_for_it() -> None:
     header = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
     named = set(re.findall(r'"(TORCH_NCCL_\w+)"', header.read_text()))
     assert {*nccl.SETTINGS, *nccl.SPEEDS} <= named
+
+
+def test_torch_says_in_these_words_that_a_peer_is_lost_or_its_gpu_has_failed() -> None:
+    """The words by which they are told apart."""
+    library = mapped("libtorch_cuda.so")
+    lost = (
+        "ncclRemoteError: ",
+        "NCCL communicator was aborted on rank ",
+        "NCCL timeout in: ",
+        "Some NCCL operations have failed or timed out",
+    )
+    assert [text for text in (*lost, "ncclUnhandledCudaError: ") if library.find(text.encode()) < 0] == []
+    assert all(is_peer_loss(RuntimeError(f"NCCL error: {text}")) for text in lost)
+    assert is_device_error(RuntimeError("ncclUnhandledCudaError: Call to CUDA function failed."))
 
 
 def test_host_memory_can_be_registered_and_an_error_of_it_is_a_runtime_error() -> None:

@@ -21,7 +21,7 @@ from holdfast.runtime.checkpoint import manifest
 from holdfast.runtime.checkpoint.storage import CheckpointReader, WriteRate
 from holdfast.runtime.checkpoint.storage_errors import StorageErrorReporter
 from holdfast.runtime.checkpoint_writer.service import WriteTask
-from holdfast.runtime.snapshots.device_runtime import CapturedStep
+from holdfast.runtime.snapshots.device_runtime import CapturedStep, CudaRuntime
 from tests.runtime.counting_device import CountingRuntime
 from tests.runtime.trainer import FIRST, Trainer, opened, restore, same, stored
 
@@ -53,6 +53,18 @@ def test_a_snapshot_of_a_gpu_is_the_step_it_names(tmp_path: Path, device: str) -
     assert len(restore(other, tmp_path, STEP)) == 1
     assert same(other.state(), wanted)
     assert not same(trainer.state(), wanted)
+
+
+def test_memory_that_cannot_be_pinned_costs_no_snapshot(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies hold up training then. On a card the driver is given an address that it refuses, and no later call fails for it."""
+    runtime: Any = CountingRuntime(refuses=True) if device == "cpu" else CudaRuntime(torch.device(device, 0))
+    if device != "cpu":
+        monkeypatch.setattr(runtime, "register", lambda _address, size: CudaRuntime.register(runtime, 0, size))
+    trainer = Trainer(tmp_path, device=device, runtime=runtime)
+    trainer.to(STEP + 2)
+    counts = trainer.snapshotter.counts
+    assert counts.given_up == 0
+    assert counts.taken >= 3  # one in each slot
 
 
 def test_a_checkpoint_is_written_without_the_gpu(tmp_path: Path, device: str) -> None:

@@ -6,7 +6,7 @@ They are few and in one place, so that what uses them runs in tests without a GP
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Final, Protocol
 
 import torch
@@ -140,7 +140,12 @@ class CudaRuntime:
     def register(self, address: int, size: int) -> None:
         """Pin host memory."""
         with torch.cuda.device(self.device):
-            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, size, 0))
+            try:
+                torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, size, 0))
+            except RuntimeError:
+                with suppress(RuntimeError):  # CUDA keeps the error for this thread, and its next launch would raise it
+                    torch.ones(1, device=self.device)
+                raise
 
     def unregister(self, address: int) -> None:
         """Undo it."""
