@@ -20,7 +20,7 @@ from holdfast.control.faults.rank_status import parse_rank_status
 from holdfast.detectors.evidence import RankProgress
 from holdfast.detectors.training.hang_analysis import explain
 from holdfast.protocol import Message
-from holdfast.runtime.groups import backends, device_library, membership, nccl
+from holdfast.runtime.groups import backends, device_library, membership, nccl, process_group
 from holdfast.runtime.groups.backends import BackendGroup, BuildOptions, GenerationEnded, build
 from holdfast.runtime.groups.device_library import ABORT_STATUS, Communicator
 from holdfast.runtime.groups.operations import InFlightOperations, StepTransaction
@@ -342,6 +342,26 @@ def test_a_group_that_the_script_destroys_waits_for_no_peer_that_is_lost(pair: l
     assert not ending.is_alive()
     assert (groups, group.inner) == ([], None)
     group.on_shutdown = None
+
+
+def test_a_script_that_destroys_its_group_after_an_exception_ends_with_that(
+    pair: list[tuple[StandIn, ManagedGroup]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other rank will never come to the sum: it may wait for one that this rank has not started, and for nobody's loss."""
+    monkeypatch.setattr(process_group, "FINISH_SECONDS", 0.1)
+    (device, group), _ = pair
+
+    def script() -> None:
+        try:
+            group.allreduce([torch.ones(1)])
+            raise ZeroDivisionError
+        finally:
+            group.shutdown()
+
+    with pytest.raises(ZeroDivisionError):
+        script()
+    assert group.inner is None
+    assert device.communicators[0].ended.is_set()
 
 
 def test_a_group_that_has_done_its_work_does_not_cost_the_process_when_its_end_hangs(
