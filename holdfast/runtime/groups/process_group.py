@@ -9,7 +9,9 @@ neutral result, later ones in this group do nothing, and the commit vote at the 
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -22,7 +24,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from holdfast.runtime.groups import device_library
-from holdfast.runtime.groups.backends import HOST, BackendGroup
+from holdfast.runtime.groups.backends import FINISH_SECONDS, HOST, BackendGroup
 from holdfast.runtime.groups.device_library import CommunicatorAborted
 from holdfast.runtime.groups.operations import InFlightOperations, OperationMark, StepTransaction, fill_neutral_result, skip_compilation
 from holdfast.runtime.peer_errors import is_device_error, is_peer_loss
@@ -472,9 +474,17 @@ class ManagedGroup(dist.ProcessGroup):
         """Do nothing: gloo and NCCL count from the creation of the connections."""
 
     def shutdown(self) -> None:
-        """Close the connections, and have no recovery rebuild them: the script destroys the group."""
+        """Close the connections, and have no recovery rebuild them: the script destroys the group.
+
+        A script that does so while it handles an exception, as in a ``finally``, waits briefly for its operations: those of others may wait
+        for ones that it will never start. Nobody knows of the exception before it has left the script.
+        """
         if self._inner is not None and not self.is_broken:
-            self.wait_for_device(self.in_flight.settle)  # the script may still want their results; a lost peer ends those of all groups
+            late = time.monotonic() + FINISH_SECONDS if sys.exc_info()[0] is not None else float("inf")
+            # the script may still want their results; a lost peer ends those of all groups
+            self.wait_for_device(lambda: self.in_flight.settle() or time.monotonic() > late)
+            if time.monotonic() > late and not self.in_flight.settle():
+                self.abandon("the script destroys it after an exception, with operations under way")
         if self.on_shutdown is not None:
             self.on_shutdown(self)
         if self._inner is not None:

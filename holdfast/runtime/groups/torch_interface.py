@@ -15,6 +15,7 @@ NEEDED: Final = {
         *("_new_process_group_helper", "_register_process_group", "_unregister_process_group", "AllgatherOptions"),
         *("batch_isend_irecv", "_check_p2p_op_list", "_coalescing_manager", "_get_default_group"),
         *("_world.default_pg", "_world.pg_map", "_world.pg_names", "_world.pg_group_ranks", "_world.pg_backend_config"),
+        "_world.pg_coalesce_state",
     ),
     "torch._C": ("_dispatch_tls_is_dispatch_key_excluded", "DispatchKey.ADInplaceOrView", "_AutoDispatchBelowADInplaceOrView"),
     "torch._C._dynamo.eval_frame": ("_FrameExecStrategy", "_FrameAction.SKIP", "set_code_exec_strategy"),
