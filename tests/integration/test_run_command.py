@@ -294,7 +294,8 @@ def test_the_users_own_error_ends_the_job_with_its_traceback(place: Place) -> No
     status, said = place.done("run", place.job("wrong-division", "def train():\n    return 1 / 0\n\ntrain()\n"))
     assert status == 1
     assert "[rank 0] ZeroDivisionError: division by zero" in said
-    assert one_line_mentions(said, "job 'wrong-division' FAILED", "ZeroDivisionError: division by zero (", "train.py:2")
+    assert one_line_mentions(said, "job 'wrong-division' FAILED", "ZeroDivisionError: division by zero")
+    assert "/wrong-division.py:2)" in said
     assert len([line for line in said.splitlines() if "so the script is at fault" in line]) == 1, said
     assert "│" not in said, "the traceback is on the screen already"
     shown = re.search(r"`holdfast (incidents show [^`]+)` shows the last incident in full", said)
