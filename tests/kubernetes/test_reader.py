@@ -108,9 +108,9 @@ def test_a_name_that_no_node_has_is_said_with_where_it_is_from(pod: Pod) -> None
 @each_named(
     "given",
     {
-        "too long": (200, JSON, b'{"kind": "Node", "x": "' + b"x" * (kubernetes.MAX_BYTES + 1) + b'"}'),
+        "too long": (200, JSON, b'{"kind": "Node", "metadata": {}, "x": "' + b"x" * (kubernetes.MAX_BYTES + 1) + b'"}'),
         "no JSON": (200, JSON, b"<html>sign in</html>"),
-        "cut short": (200, {**JSON, "Content-Length": "99999"}, b'{"kind": "Node"'),
+        "cut short": (200, {**JSON, "Content-Length": "99999"}, b'{"kind": "Node", "metadata": {}}'),
         "no object": (200, JSON, b"[1, 2]"),
         "another object": (200, JSON, b'{"kind": "Pod", "metadata": {"name": "x"}}'),
         "strange conditions": node_with({"type": 7, "status": None}),
