@@ -206,5 +206,6 @@ class RequestHandler:
         except (UnusableSnapshot, OSError) as error:
             connection.send({"ok": False, "why": str(error)})
             return False
-        connection.send({"ok": True})
+        with suppress(OSError):  # a source that has died just now is what the replica is kept for
+            connection.send({"ok": True})
         return True
