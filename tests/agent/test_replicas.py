@@ -20,7 +20,7 @@ from holdfast.agent.memstore.server.replica_store import Rejected, ReplicaStore
 from holdfast.agent.memstore.server.replicator import BURST_SECONDS, TailReader, TokenBucket
 from holdfast.host.process import mark_of
 from holdfast.memstore import shared_memory, store_folders
-from holdfast.memstore.connection import DATA, FRAME, TAIL, MemstoreConnection
+from holdfast.memstore.connection import DATA, FRAME, TAIL, MemstoreConnection, connect
 from holdfast.memstore.reader import RemoteMemstore
 from holdfast.memstore.shared_memory import PAGE, Snapshot
 from tests.agent.memory_rig import SECONDS, TOKEN, MemoryNode, Writer, label_of, noise
@@ -248,6 +248,43 @@ def test_a_server_that_is_killed_in_the_middle_leaves_only_complete_replicas(mak
     writer.snapshot(13, noise(BIG, 13))
     here.replicate(there)
     there.keeps(13)
+    writer.close()
+
+
+def test_what_is_on_its_way_is_what_was_sent(make: MakeNode) -> None:
+    """When a server is killed the worker may begin its next snapshot in the file before the other node has received a byte of this one."""
+    here, data = make("here"), noise(100_000)
+    writer = Writer(here)
+    writer.snapshot(1, data)
+    slot = writer.slot
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname(), SECONDS) as mine:
+        its, _ = listening.accept()
+        with its:
+            its.settimeout(SECONDS)
+            with TailReader(slot.path) as reader:
+                wait_until(lambda: reader.poll() and reader.complete, seconds=SECONDS)
+                assert reader.send(mine, 0, len(data)) == len(data)
+            wait_until(lambda: not slot.busy(), seconds=SECONDS)
+            slot.begin(label_of(2, data))
+            slot.data[:] = bytes(len(data))
+            assert its.recv(len(data), socket.MSG_WAITALL) == data
+    slot.discard()
+    writer.close()
+
+
+def test_a_file_that_is_fetched_is_not_overwritten_until_it_has_arrived(make: MakeNode) -> None:
+    """A small one has left the server long before the rank that waits for it has read a byte."""
+    here, data = make("here"), noise(1000)
+    writer = Writer(here)
+    label = writer.snapshot(1, data)
+    with connect(here.address, TOKEN, seconds=SECONDS) as line:
+        path = writer.slot.path
+        assert line.request({"do": "get", "name": path.name, "step": 1, "lineage": 1, "digest": label.digest})["ok"]
+        line.socket.settimeout(SECONDS)
+        wait_until(lambda: len(line.socket.recv(label.file_size, socket.MSG_PEEK)) == label.file_size, seconds=SECONDS)
+        assert writer.slot.busy()
+        assert line.receive_exactly(label.file_size)[PAGE : PAGE + len(data)] == data
+    wait_until(lambda: not writer.slot.busy(), seconds=SECONDS)
     writer.close()
 
 
