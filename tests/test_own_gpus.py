@@ -53,7 +53,7 @@ def test_the_gpus_of_a_process_are_read_from_its_environment() -> None:
     nap = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     child = subprocess.Popen(nap, env={VISIBLE: "2,3"}, stdin=subprocess.PIPE)
     try:
-        wait_until(lambda: gpu_assignment.gpus_of(child.pid) == ("2", "3"), seconds=10)  # once it has begun
+        wait_until(lambda: gpu_assignment.gpus_of(child.pid) == ("2", "3"), seconds=60)  # once it has begun
     finally:
         child.communicate()
     assert gpu_assignment.gpus_of(child.pid) == ()

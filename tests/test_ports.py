@@ -41,4 +41,4 @@ def test_a_port_is_free_when_no_process_has_it_by_either_family() -> None:
             assert not is_free(other.getsockname()[1])
     with open_port() as server:
         for host in ("127.0.0.1", "::1"):
-            socket.create_connection((host, server.getsockname()[1]), timeout=10).close()
+            socket.create_connection((host, server.getsockname()[1]), timeout=60).close()

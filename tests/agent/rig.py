@@ -121,7 +121,7 @@ class Flow:
     def prepare(self, node: Node, argv: Iterable[str], **how: Any) -> Message:
         """Prepare a job whose workers run *argv*."""
         plan = {
-            "lease": 60.0,
+            "lease": 300.0,
             "warm": False,
             "watch": False,
             "python": sys.executable,

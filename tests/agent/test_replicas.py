@@ -7,16 +7,20 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from holdfast.agent.memstore.server.handler import RequestHandler
 from holdfast.agent.memstore.server.replica_store import Rejected, ReplicaStore
-from holdfast.agent.memstore.server.replicator import BURST_SECONDS, TokenBucket
+from holdfast.agent.memstore.server.replicator import BURST_SECONDS, TailReader, TokenBucket
 from holdfast.host.process import mark_of
 from holdfast.memstore import shared_memory, store_folders
+from holdfast.memstore.connection import DATA, FRAME, TAIL, MemstoreConnection, connect
 from holdfast.memstore.reader import RemoteMemstore
 from holdfast.memstore.shared_memory import PAGE, Snapshot
 from tests.agent.memory_rig import SECONDS, TOKEN, MemoryNode, Writer, label_of, noise
@@ -138,8 +142,8 @@ def test_a_small_snapshot_does_not_wait_for_a_huge_one(make: MakeNode) -> None:
     """Ranks of one node share the bandwidth."""
     here, there = make("here"), make("there")
     huge, small = Writer(here, rank=3), Writer(here, rank=4)
-    here.replicate(there, ranks=[3, 4], bandwidth=2**20)
-    huge.snapshot(1, noise(2**24))
+    here.replicate(there, ranks=[3, 4], bandwidth=2**18)
+    huge.snapshot(1, noise(2**25))
     wait_until(lambda: received(there) > 0, seconds=SECONDS)
     small.snapshot(1, noise(50_000))
     there.keeps(1, rank=4)
@@ -244,6 +248,80 @@ def test_a_server_that_is_killed_in_the_middle_leaves_only_complete_replicas(mak
     writer.snapshot(13, noise(BIG, 13))
     here.replicate(there)
     there.keeps(13)
+    writer.close()
+
+
+def test_what_is_on_its_way_is_what_was_sent(make: MakeNode) -> None:
+    """When a server is killed the worker may begin its next snapshot in the file before the other node has received a byte of this one."""
+    here, data = make("here"), noise(100_000)
+    writer = Writer(here)
+    writer.snapshot(1, data)
+    slot = writer.slot
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname(), SECONDS) as mine:
+        its, _ = listening.accept()
+        with its:
+            its.settimeout(SECONDS)
+            with TailReader(slot.path) as reader:
+                wait_until(lambda: reader.poll() and reader.complete, seconds=SECONDS)
+                assert reader.send(mine, 0, len(data)) == len(data)
+            wait_until(lambda: not slot.busy(), seconds=SECONDS)
+            slot.begin(label_of(2, data))
+            slot.data[:] = bytes(len(data))
+            assert its.recv(len(data), socket.MSG_WAITALL) == data
+    slot.discard()
+    writer.close()
+
+
+def test_a_file_that_is_fetched_is_not_overwritten_until_it_has_arrived(make: MakeNode) -> None:
+    """A small one has left the server long before the rank that waits for it has read a byte."""
+    here, data = make("here"), noise(1000)
+    writer = Writer(here)
+    label = writer.snapshot(1, data)
+    with connect(here.address, TOKEN, seconds=SECONDS) as line:
+        path = writer.slot.path
+        assert line.request({"do": "get", "name": path.name, "step": 1, "lineage": 1, "digest": label.digest})["ok"]
+        line.socket.settimeout(SECONDS)
+        wait_until(lambda: len(line.socket.recv(label.file_size, socket.MSG_PEEK)) == label.file_size, seconds=SECONDS)
+        assert writer.slot.busy()
+        assert line.receive_exactly(label.file_size)[PAGE : PAGE + len(data)] == data
+    wait_until(lambda: not writer.slot.busy(), seconds=SECONDS)
+    writer.close()
+
+
+class SourceThatDies(MemstoreConnection):
+    """The home's end of a connection whose source dies once it has sent all: it never hears that the replica is complete."""
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Answer the label alone."""
+        if self.answers:
+            raise ConnectionResetError
+        self.answers += 1
+        super().send(message)
+
+    answers = 0
+
+
+def test_a_replica_whose_source_dies_before_it_hears_of_it_is_kept(make: MakeNode) -> None:
+    """It is the one that the replica is for."""
+    here, there = make("here"), make("there")
+    data = noise(1000)
+    writer = Writer(here)
+    writer.snapshot(1, data)
+    sealed = list[None]()
+    handler = RequestHandler(ReplicaStore(there.memstore, 2**30), TOKEN, lambda *_, **__: None, lambda: sealed.append(None))
+    mine, its = socket.socketpair()
+    with (
+        TailReader(writer.slot.path) as reader,
+        SourceThatDies(mine, seconds=SECONDS) as home,
+        MemstoreConnection(its, seconds=SECONDS) as end,
+    ):
+        label, tail = asdict(reader.label), reader.tail()
+        its.sendall(FRAME.pack(DATA, len(data)) + data + FRAME.pack(TAIL, len(tail)))
+        end.send(label)
+        its.sendall(tail)
+        handler._receive_replica(home, "here", 3, reader.label)
+    assert sealed
+    there.keeps(1)
     writer.close()
 
 
@@ -373,7 +451,7 @@ def test_agents_have_their_nodes_keep_each_others_snapshots(tmp_path: Path) -> N
         def copies(port: int, rank: int) -> list[int]:
             return [
                 label.step
-                for name, label in RemoteMemstore(("127.0.0.1", port), TOKEN).labels().items()
+                for name, label in RemoteMemstore(("127.0.0.1", port), TOKEN, SECONDS).labels().items()
                 if name.startswith("copy") and label.rank == rank
             ]
 
@@ -392,9 +470,9 @@ def test_agents_have_their_nodes_keep_each_others_snapshots(tmp_path: Path) -> N
         newest = max(copies(ports[1], 0))
         wait_until(lambda: max(copies(ports[1], 0)) > newest + 3, seconds=SECONDS)
         assert not [one for one in flows[0].events if one["event"].startswith("replica")]
-        for flow in flows:  # what is there stays then
-            flow.stop(1)
-        name, label = max(RemoteMemstore(("127.0.0.1", ports[1]), TOKEN).labels().items(), key=lambda item: item[1].time)
+        flows[0].stop(1)  # what is there stays then
+        flows[1].stop(1)
+        name, label = max(RemoteMemstore(("127.0.0.1", ports[1]), TOKEN, SECONDS).labels().items(), key=lambda item: item[1].time)
         RemoteMemstore(("127.0.0.1", ports[1]), TOKEN).fetch(name, label, tmp_path / "got.snap")
         os.kill(nodes[0].agent, signal.SIGKILL)
         nodes[0].wait_until_empty()
@@ -423,7 +501,7 @@ def test_an_agent_that_comes_after_one_that_was_killed_serves_on_the_same_port(n
         with node.begin().flow() as flow:
             answer = flow.prepare(node, ["true"], environment={"HOLDFAST_TOKEN": TOKEN}, memory={"address": "127.0.0.1", "limit": None})
             ports.append(answer["memory"]["port"])
-            assert RemoteMemstore(("127.0.0.1", ports[-1]), TOKEN).labels() == {}
+            assert RemoteMemstore(("127.0.0.1", ports[-1]), TOKEN, SECONDS).labels() == {}
             os.kill(node.agent, signal.SIGKILL)
         node.wait_until_empty()
         node.ended()

@@ -184,8 +184,11 @@ def test_an_unreachable_database_server_is_reported(here: Command) -> None:
     assert "secret" not in done.stderr
 
 
-def test_a_job_name_that_runs_already_is_refused(here: Command, files: Any, book: History, holdfast_home: Path) -> None:
+def test_a_job_name_that_runs_already_is_refused(
+    here: Command, files: Any, book: History, holdfast_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The lease decides; the message says who holds it and what to do."""
+    monkeypatch.setattr("holdfast.history.lease.LEASE_SECONDS", 600.0)  # longer than this process may wait for its turn
     job = Job(name="a", spec={}, cluster={}, directory="/", at=time.time())
     keeper = LeaseRenewer(book, acquire(book, job, holder="another flow"), lambda _: None)
     done = here("run", files(JOB))
@@ -393,7 +396,7 @@ def test_two_commands_at_once_wait_for_each_other(holdfast_home: Path) -> None:
         other.start()
         assert not entered.wait(0.3)
         first.release()
-        assert entered.wait(10)
+        assert entered.wait(60)
         other.join()
 
 

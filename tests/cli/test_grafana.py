@@ -138,7 +138,7 @@ class Metrics:
     def end(self) -> None:
         """End it."""
         self._child.terminate()
-        assert self._child.wait(30) == 0
+        assert self._child.wait(60) == 0
         assert self._child.stderr is not None
         self._child.stderr.close()
 
@@ -205,7 +205,7 @@ def scraping(port: int, folder: Path) -> Iterator[Prometheus]:
         yield made
     finally:
         child.terminate()
-        child.wait(30)
+        child.wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +235,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
                 found.update({panel["title"]: prometheus.shows(panel) for panel in panels()})
                 return [title for title, series in found.items() if not series]
 
-            wait_until(lambda: not without_data(), seconds=30, explain=lambda: str(without_data()))  # a slow scrape hides all for a moment
+            wait_until(lambda: not without_data(), seconds=60, explain=lambda: str(without_data()))  # a slow scrape hides all for a moment
             yield Recorded(prometheus=prometheus, fault_at=fault_at, panels=found)
     finally:
         metrics.end()

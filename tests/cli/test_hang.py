@@ -50,7 +50,7 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "hangs.py"]
     env = environment(TORCH_FR_BUFFER_SIZE="50")
     ranks = [subprocess.Popen([*command, str(rank), str(folder)], cwd=folder, env=env) for rank in range(3)]
-    assert [rank.wait(60) for rank in ranks] == [0, 0, 0]
+    assert [rank.wait(110) for rank in ranks] == [0, 0, 0]
     return folder
 
 

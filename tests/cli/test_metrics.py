@@ -239,7 +239,7 @@ def served(holdfast_home: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     line = child.stderr.readline()
     yield child, line.split()[2]
     child.terminate()
-    assert child.wait(30) == 0
+    assert child.wait(60) == 0
     with child.stderr:
         assert child.stderr.read() == ""
 
@@ -248,7 +248,7 @@ def fetch(url: str, **headers: str) -> tuple[int, str, str]:
     """Return status, kind and text of what is at *url*."""
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 (our own address)
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 (our own address)
+        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 (our own address)
             return answer.status, answer.headers["Content-Type"], answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -281,9 +281,9 @@ def test_prometheus_is_answered_on_the_loopback(served: tuple[subprocess.Popen[s
     for beside in database.parent.glob("history.db-*"):
         beside.unlink()
     database.write_bytes(b"no database at all, but long enough to be taken for one" * 40)
-    wait_until(lambda: fetch(url)[0] == 503, seconds=30)
+    wait_until(lambda: fetch(url)[0] == 503, seconds=60)
     database.write_bytes(kept)
-    wait_until(lambda: fetch(url)[0] == 200, seconds=30)
+    wait_until(lambda: fetch(url)[0] == 200, seconds=60)
 
 
 @pytest.mark.parametrize("where", ["nowhere", "192.0.2.1:9464", "127.0.0.1:70000", "no.such.host.example.org:9464", "", ":"])
@@ -314,17 +314,17 @@ def test_silent_clients_neither_block_prometheus_nor_accumulate() -> None:
     with serving() as server, ExitStack() as lines:
         before = threading.active_count()
         silent = [
-            lines.enter_context(socket.create_connection(("127.0.0.1", server.server_port), timeout=30)) for _ in range(4 * MAX_CONNECTIONS)
+            lines.enter_context(socket.create_connection(("127.0.0.1", server.server_port), timeout=60)) for _ in range(4 * MAX_CONNECTIONS)
         ]
         assert fetch(f"http://127.0.0.1:{server.server_port}/metrics")[0] == 200
         assert silent[0].recv(1) == b"", "the oldest has been hung up on"
-        wait_until(lambda: threading.active_count() <= before + MAX_CONNECTIONS, seconds=30)
+        wait_until(lambda: threading.active_count() <= before + MAX_CONNECTIONS, seconds=60)
 
 
 def test_a_request_has_a_total_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then holds no thread for ever."""
     monkeypatch.setattr("holdfast.report.metrics.serving.TIMEOUT", 0.5)
-    with serving() as server, socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as line:
+    with serving() as server, socket.create_connection(("127.0.0.1", server.server_port), timeout=60) as line:
 
         def gone() -> bool:
             try:
@@ -333,7 +333,7 @@ def test_a_request_has_a_total_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
                 return True
             return False
 
-        wait_until(gone, seconds=30)
+        wait_until(gone, seconds=60)
 
 
 def test_the_file_for_node_exporter_follows_no_link(here: Command, running: Author, tmp_path: Path) -> None:

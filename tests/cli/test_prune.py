@@ -161,9 +161,9 @@ def test_on_a_terminal_a_person_decides(answer: str, left: int, book: History, f
     """The default is no."""
     a_job(book, folder)
     with Terminal([*PROGRAM, "checkpoint", "prune", "gpt", "--keep", "2"], environment()) as terminal:
-        wait_until(lambda: "[y/N]" in terminal.text, seconds=30, explain=lambda: terminal.text)
+        wait_until(lambda: "[y/N]" in terminal.text, seconds=60, explain=lambda: terminal.text)
         terminal.type(f"{answer}\n")
-        wait_until(lambda: terminal.status() is not None, seconds=30, explain=lambda: terminal.text)
+        wait_until(lambda: terminal.status() is not None, seconds=60, explain=lambda: terminal.text)
         assert terminal.status() == 0
     assert len(folder.steps) == left
 
@@ -195,10 +195,10 @@ def test_what_happens_while_the_question_is_open_is_noticed(
     """Nothing is deleted although the answer is yes."""
     author = a_job(book, folder)
     with Terminal([*PROGRAM, "checkpoint", "prune", "gpt", "--keep", "1"], environment()) as terminal:
-        wait_until(lambda: "[y/N]" in terminal.text, seconds=30, explain=lambda: terminal.text)
+        wait_until(lambda: "[y/N]" in terminal.text, seconds=60, explain=lambda: terminal.text)
         happens(author)
         terminal.type("y\n")
-        wait_until(lambda: terminal.status() is not None, seconds=30, explain=lambda: terminal.text)
+        wait_until(lambda: terminal.status() is not None, seconds=60, explain=lambda: terminal.text)
         assert terminal.status() == OPERATOR_ERROR
         assert said in terminal.text
     assert len(folder.steps) == 5

@@ -48,7 +48,7 @@ class Read:
             self.lines += self.output.take()
             return done()
 
-        wait_until(look, seconds=30, explain=lambda: str(self.lines[-20:]))
+        wait_until(look, seconds=60, explain=lambda: str(self.lines[-20:]))
 
     def end(self) -> list[Line]:
         """End the job; return all that was shown."""
@@ -118,7 +118,7 @@ def test_too_much_output_is_cut_and_delays_nothing(read: Read) -> None:
     read.write("first\n")
     read.until(lambda: read.lines == [(0, "first")])
     read.write("".join(f"{number} {'x' * 60}\n" for number in range(450_000)))
-    wait_until(lambda: len(read.output._lines) > 100, seconds=30)
+    wait_until(lambda: len(read.output._lines) > 100, seconds=60)
     assert len(read.output._lines) <= MAX_LINES + 1
     read.write("the end\n")
     shown = read.end()

@@ -37,6 +37,12 @@ def test_status_lists_what_runs_and_only_that(here: Command, running: Author, bo
     assert "done" in here("ps", "-a").stdout
 
 
+@pytest.fixture(autouse=True)
+def _controllers_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the leases that these tests take, and do not renew, outlast a busy machine."""
+    monkeypatch.setattr("holdfast.history.lease.LEASE_SECONDS", 600.0)
+
+
 def test_an_empty_history_is_no_error(here: Command) -> None:
     """A new machine has no jobs; the hint says how to start one, and nothing is created."""
     for command in (["ps"], ["ps", "-a"]):

@@ -138,7 +138,7 @@ def test_a_zombie_of_holdfasts_own_processes_is_no_fault_of_the_node() -> None:
         with subprocess.Popen([sys.executable, "-c", code, *marks], stdout=subprocess.PIPE, text=True) as parent:
             assert parent.stdout
             pid = int(parent.stdout.readline())
-            wait_until(partial(is_zombie, pid), seconds=20)
+            wait_until(partial(is_zombie, pid), seconds=60)
             assert (pid in {one.pid for one in read_processes().stuck}) is seen
             parent.kill()
 

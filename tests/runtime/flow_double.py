@@ -78,7 +78,7 @@ class Workers:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._server.stdin.close()
-        self._server.wait(10)
+        self._server.wait(60)
         self._server.stdout.close()
 
 
@@ -97,10 +97,10 @@ class FlowDouble:
     def __init__(self, workers: Workers, folder: Path, script: str, *arguments: object, ranks: int = 4, **more: Any) -> None:
         """Make a job of *script* on *ranks*.
 
-        *more*: ``groups`` (as in a job file, for a launcher that replaces `init_process_group`), ``chaos`` (faults the script does to
-        itself), ``save`` (steps between checkpoints), ``stride`` (ranks of a node), ``memory`` (every node has a memory store; other than a
-        job's own, one that takes every snapshot, however long that holds training up, unless ``policy`` says otherwise), ``servers`` (where
-        the memory of nodes is served).
+        *more*: ``groups`` (as in a job file, for a launcher that replaces `init_process_group`), ``interval`` (that of rank 0, from
+        its first save on), ``chaos`` (faults the script does to itself), ``save`` (steps between checkpoints), ``stride`` (ranks of a
+        node), ``memory`` (every node has a memory store; other than a job's own, one that takes every snapshot, however long that
+        holds training up, unless ``policy`` says otherwise), ``servers`` (where the memory of nodes is served).
         """
         self.workers, self.folder, self.ranks = workers, folder, ranks
         self.argv = [str(SCRIPTS / f"{script}.py"), str(folder), *(str(one) for one in arguments)]
@@ -117,7 +117,7 @@ class FlowDouble:
         """How often each rank went to another process."""
         self.every: int | None = None
         """Steps between checkpoints that the coming generation uses."""
-        self.interval: int | None = None
+        self.interval: int | None = more.get("interval")
         """Steps between checkpoints that rank 0 gets when it saves."""
         self.servers: Mapping[str, tuple[str, int]] = more.get("servers", {})
         """Where the memory of nodes is served from the coming generation on."""

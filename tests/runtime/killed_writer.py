@@ -20,7 +20,7 @@ from holdfast.runtime.checkpoint_writer import rendezvous
 from holdfast.runtime.checkpoint_writer.service import WriteTask
 
 EVENTS = frozenset({"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree"})
-rendezvous.STALL = 10.0  # type: ignore[misc]  # a writer that waits too long fails: then the checkpoint is missing
+rendezvous.STALL = 60.0  # type: ignore[misc]  # a writer that waits too long fails: then the checkpoint is missing
 
 
 def whole(directory: Path) -> list[int]:

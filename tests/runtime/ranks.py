@@ -116,6 +116,6 @@ class Ranks:
         self._end_latest()
         assert self._server.stdin is not None
         self._server.stdin.close()
-        self._server.wait(10)
+        self._server.wait(60)
         assert self._server.stdout is not None
         self._server.stdout.close()

@@ -91,13 +91,13 @@ def test_an_exception_is_sent_once_with_the_current_step(line_to: Lines, agent: 
 def test_without_an_agent_nothing_happens() -> None:
     """No variable, no socket, no thread; a checkpoint may be committed."""
     line = AgentLink.from_env({})
-    threads = threading.active_count()
+    threads = set(threading.enumerate())
     line.hello()
     line.beat(1, 1.0, 1.0, 1)
     line.exception(ValueError())
     line.finished(1)
     assert line.may_commit(1).ok
-    assert (line.attached, threading.active_count()) == (False, threads)
+    assert (line.attached, set(threading.enumerate()) - threads) == (False, set())
 
 
 def test_a_connection_that_fails_is_ignored(line_to: Lines, tmp_path: Path) -> None:
@@ -218,8 +218,8 @@ def test_a_forked_child_does_not_send_for_its_parent(agent: AgentDouble, monkeyp
         child = int(worker.stdout.readline())
         worker.stdin.write("\n")
         worker.stdin.flush()
-        assert worker.wait(10) == 0
-        assert ended.wait(10), "the child holds the line open"
+        assert worker.wait(60) == 0
+        assert ended.wait(60), "the child holds the line open"
         os.kill(child, 9)
     assert [message["t"] for message in agent.received] == ["hello", "finished"]
     assert agent.received[1]["step"] == 7

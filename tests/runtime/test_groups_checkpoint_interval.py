@@ -95,8 +95,7 @@ def test_a_live_migration_brings_its_interval_to_old_and_new_processes(job: Job,
 
 def test_an_interval_that_changes_while_ranks_run_changes_with_a_save(job: Job, undisturbed_run: Ended) -> None:
     """Rank 0 receives it with the permission to commit, and the others in the collective that confirms the checkpoint."""
-    flow = job(save=4)
-    flow.interval = 3
+    flow = job(save=4, interval=3)
     assert_undisturbed(flow, undisturbed_run)
     assert saved(flow) == [4, 6, 9, 12, 15, 16]
 
@@ -107,8 +106,7 @@ def test_ranks_agree_after_a_loss_in_the_save_that_changes_the_interval(
     job: Job, undisturbed_run: Ended, rank: int, at: str, after: int
 ) -> None:
     """Ranks that know the new interval and ranks that do not both follow the next generation."""
-    flow = job(save=5, chaos=[fault(rank, at, 5)])
-    flow.interval = 2
+    flow = job(save=5, interval=2, chaos=[fault(rank, at, 5)])
     flow.until_dead(rank)
     flow.every, flow.interval = after, None
     flow.regroup([rank])

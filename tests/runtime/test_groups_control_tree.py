@@ -69,7 +69,7 @@ def in_threads(act: Callable[[int], Any], ranks: Any) -> list[Any]:
     for one in threads:
         one.start()
     for one in threads:
-        one.join(15)
+        one.join(60)
     assert len(found) == len(threads), f"still running: {set(ranks) - found.keys()}"
     return [found[rank] for rank in ranks]
 
@@ -190,7 +190,7 @@ def test_waits_end_when_the_generation_ends(trees_of: Callable[..., Trees]) -> N
     wait_until(lambda: trees.trees[2]._number and trees.trees[0]._number, seconds=60)
     for one in trees.trees:
         one.cancel()
-    waiting.join(5)
+    waiting.join(60)
     assert [type(one) for one in done] == [GenerationEnded, GenerationEnded]
 
 
@@ -228,7 +228,7 @@ def test_a_frame_of_an_older_generation_is_dropped_unread() -> None:
 def test_a_caller_without_the_token_is_rejected(hello: bytes) -> None:
     """A wrong token, none, or garbage: the connection is closed, and the acceptor continues to serve."""
     acceptor = PeerAcceptor(TOKEN)
-    with socket.create_connection(("127.0.0.1", acceptor.port), timeout=5) as line:
+    with socket.create_connection(("127.0.0.1", acceptor.port), timeout=60) as line:
         line.sendall(control_tree._HEAD.pack(0, 0, control_tree._HELLO, len(hello)) + hello)
         assert line.recv(1) == b""
     assert acceptor.fetch(1, 1) is None
@@ -243,7 +243,7 @@ def test_a_caller_without_the_token_is_rejected(hello: bytes) -> None:
 def test_a_hello_that_is_too_long_is_not_read() -> None:
     """A caller without the token cannot make a rank allocate memory for it."""
     acceptor = PeerAcceptor(TOKEN)
-    with socket.create_connection(("127.0.0.1", acceptor.port), timeout=5) as line:
+    with socket.create_connection(("127.0.0.1", acceptor.port), timeout=60) as line:
         line.sendall(control_tree._HEAD.pack(0, 0, control_tree._HELLO, 2**31))
         assert line.recv(1) == b""
     acceptor.close()
@@ -273,7 +273,7 @@ def test_closing_an_acceptor_closes_connections_that_nobody_fetched() -> None:
     callers = [control_tree.call(("127.0.0.1", acceptor.port), TOKEN, rank, 1) for rank in (0, 1)]
     acceptor.close()
     for caller in callers:
-        caller.settimeout(20)
+        caller.settimeout(60)
         with suppress(ConnectionResetError):  # a connection that was never accepted is reset
             assert caller.recv(1) == b""
         caller.close()

@@ -42,7 +42,7 @@ def output_of(pid: int) -> str:
     """Return the name of the file that a process prints to; empty where it has exited: its successor, with another pid, may be the rank."""
     try:
         return Path(f"/proc/{pid}/fd/1").readlink().name
-    except FileNotFoundError:
+    except OSError:
         return ""
 
 

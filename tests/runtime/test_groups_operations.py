@@ -73,7 +73,7 @@ def test_a_reduce_scatter_notices_a_dead_peer_by_itself(job: Job) -> None:
 def test_a_receive_from_any_source_reports_the_sender() -> None:
     """Through the work, as torch asks for it."""
     store, groups = dist.HashStore(), dict[int, ManagedGroup]()
-    options = BuildOptions(devices=("cpu",), timeout=timedelta(seconds=20), host="127.0.0.1")
+    options = BuildOptions(devices=("cpu",), timeout=timedelta(seconds=60), host="127.0.0.1")
 
     def make(rank: int) -> None:
         group = ManagedGroup("anybody", [0, 1], rank, StepTransaction(), options.timeout)

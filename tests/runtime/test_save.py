@@ -32,31 +32,35 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @ROOT_ONLY
-def test_a_full_disk_does_not_stop_training_and_the_next_interval_tries_again(ranks: Ranks, agent: AgentDouble, small_disk: Path) -> None:
+def test_a_full_disk_does_not_stop_training_and_the_next_interval_tries_again(
+    ranks: Ranks, agent: AgentDouble, small_disk: Path, tmp_path: Path
+) -> None:
     """Two ranks get a full disk twice, report it once, and leave no files; with room again the next save succeeds."""
-    run = ranks.start("train", 2, agent.environment, directory=small_disk / "c", until=60, every=4, seconds_a_step=0.02)
+    run = ranks.start("train", 2, agent.environment, directory=small_disk / "c", until=24, every=4, hold=(14, str(tmp_path / "go")))
     agent.wait_for("storage-error")
-    agent.wait_for("beat", step=14)
+    agent.wait_for("beat", 2, step=14)
     assert names(small_disk / "c") == []
     (small_disk / "ballast").unlink()
+    (tmp_path / "go").touch()
     agent.wait_for("saved")
     results = run.results()
-    assert [rank["step"] for rank in results] == [60, 60]
+    assert [rank["step"] for rank in results] == [24, 24]
     troubles = agent.of("storage-error")
     assert [(one["kind"], one["why"]) for one in troubles] == [("checkpoint-disk-full", "No space left on device")]
-    assert {one["step"] for one in agent.of("beat")} == set(range(1, 61))
-    assert names(small_disk / "c")[-1] == "step-00000060"
+    assert {one["step"] for one in agent.of("beat")} == set(range(1, 25))
+    assert names(small_disk / "c")[-1] == "step-00000024"
 
 
 @ROOT_ONLY
-def test_a_read_only_disk_is_reported(ranks: Ranks, agent: AgentDouble, small_disk: Path) -> None:
+def test_a_read_only_disk_is_reported(ranks: Ranks, agent: AgentDouble, small_disk: Path, tmp_path: Path) -> None:
     """A file system remounted read-only between two saves keeps the first and refuses the second."""
     (small_disk / "ballast").unlink()
-    run = ranks.start("train", 2, agent.environment, directory=small_disk / "c", until=60, every=10, seconds_a_step=0.02)
+    run = ranks.start("train", 2, agent.environment, directory=small_disk / "c", until=24, every=10, hold=(12, str(tmp_path / "go")))
     agent.wait_for("saved")
     remount = ["mount", "-o", "remount,ro", str(small_disk)]
     wait_until(lambda: subprocess.run(remount, check=False, capture_output=True).returncode == 0, seconds=60)  # busy while a file is open
-    assert [rank["step"] for rank in run.results()] == [60, 60]
+    (tmp_path / "go").touch()
+    assert [rank["step"] for rank in run.results()] == [24, 24]
     assert [(one["kind"], one["why"]) for one in agent.of("storage-error")] == [("checkpoint-read-only", "Read-only file system")]
 
 
@@ -104,11 +108,12 @@ def test_ranks_without_managed_groups_change_the_interval_with_a_save(
 
 def test_a_worker_without_its_agent_trains_on_and_commits_nothing(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
     """Nobody can say that its generation is the current one, so it does not claim to be."""
-    run = ranks.start("train", 2, agent.environment, directory=tmp_path, until=60, every=40, seconds_a_step=0.02)
+    run = ranks.start("train", 2, agent.environment, directory=tmp_path / "c", until=24, every=10, hold=(5, str(tmp_path / "go")))
     agent.wait_for("beat", step=5)
     agent.vanish()
-    assert [rank["step"] for rank in run.results()] == [60, 60]
-    assert names(tmp_path) == []
+    (tmp_path / "go").touch()
+    assert [rank["step"] for rank in run.results()] == [24, 24]
+    assert names(tmp_path / "c") == []
 
 
 def test_the_newest_complete_checkpoints_are_kept(ranks: Ranks, tmp_path: Path) -> None:
@@ -158,11 +163,13 @@ def test_incomplete_checkpoints_of_older_generations_are_removed(ranks: Ranks, t
 
 def test_a_removed_directory_is_created_again(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:
     """The folder is removed under a running job: the next save creates it again."""
-    run = ranks.start("train", 2, agent.environment, directory=tmp_path / "c", until=40, every=10, seconds_a_step=0.02)
-    agent.wait_for("saved", step=10)
+    run = ranks.start("train", 2, agent.environment, directory=tmp_path / "c", until=24, every=10, hold=(12, str(tmp_path / "go")))
+    agent.wait_for("beat", 2, step=12)
+    assert [one["step"] for one in agent.of("saved")] == [10]
     shutil.rmtree(tmp_path / "c")
-    assert [rank["step"] for rank in run.results()] == [40, 40]
-    assert names(tmp_path / "c")[-1] == "step-00000040"
+    (tmp_path / "go").touch()
+    assert [rank["step"] for rank in run.results()] == [24, 24]
+    assert names(tmp_path / "c")[-1] == "step-00000024"
 
 
 def test_a_peer_lost_in_a_save_is_not_a_storage_error(ranks: Ranks, agent: AgentDouble, tmp_path: Path) -> None:

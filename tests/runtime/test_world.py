@@ -26,7 +26,7 @@ def test_an_early_rank_continues_as_soon_as_the_store_listens(port: int) -> None
     waiting.start()
     with socket.create_server(("127.0.0.1", port)) as store:
         store.accept()[0].close()
-        waiting.join(10)
+        waiting.join(60)
     assert not waiting.is_alive()
 
 

@@ -95,7 +95,7 @@ def test_an_evaluation_that_takes_too_long_is_killed_with_its_children(checkpoin
     with pytest.raises(EvaluationFailed, match=r"3\.00 s"):
         evaluate(checkpoint, program, lambda line: pids.append(int(line)))
     assert len(pids) == 1
-    wait_until(lambda: not is_alive(pids[0], None), seconds=30)
+    wait_until(lambda: not is_alive(pids[0], None), seconds=60)
 
 
 def test_a_flow_that_is_cancelled_leaves_no_evaluation_running(checkpoint: CheckpointInfo) -> None:

@@ -69,13 +69,20 @@ def look(node: str, root: Path, seconds: float) -> dict[str, Any]:
 
 
 def run_in_children(jobs: Mapping[str, Callable[[], Any]], until: float, late: str) -> dict[str, Any]:
-    """Run each of *jobs* in a child; return their answers as JSON values; one later than *until* (monotonic) is `Unknown`: *late*."""
+    """Run each of *jobs* in a child; return their answers as JSON values; one later than *until* (monotonic) is `Unknown`: *late*.
+
+    An answer that has arrived is not late, however late this process, as one that was stopped, looks for it.
+    """
     children = [_start(name, job) for name, job in jobs.items()]
     with selectors.DefaultSelector() as selector:
         for child in children:
             selector.register(child.pipe, selectors.EVENT_READ, child)
-        while selector.get_map() and (left := until - time.monotonic()) > 0:
-            for key, _events in selector.select(left):
+        while selector.get_map():
+            left = until - time.monotonic()
+            ready = selector.select(max(0.0, left))
+            if left <= 0 and not ready:
+                break
+            for key, _events in ready:
                 child = key.data
                 data = os.read(child.pipe, 1 << 16)
                 child.output += data

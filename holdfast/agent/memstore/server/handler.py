@@ -119,6 +119,8 @@ class RequestHandler:
             connection.send({"ok": True, "size": label.file_size})
             if connection.socket.sendfile(file, 0, label.file_size) != label.file_size:
                 raise ConnectionAbortedError(f"{path.name} was cut off")
+            # What is on its way are the pages of the file: it is kept from its writer until the rank has it all, and ends or asks for more.
+            connection.socket.recv(1, socket.MSG_PEEK)
 
     # -- replicas -----------------------------------------------------------------------------------------------------
 
@@ -206,5 +208,6 @@ class RequestHandler:
         except (UnusableSnapshot, OSError) as error:
             connection.send({"ok": False, "why": str(error)})
             return False
-        connection.send({"ok": True})
+        with suppress(OSError):  # a source that has died just now is what the replica is kept for
+            connection.send({"ok": True})
         return True

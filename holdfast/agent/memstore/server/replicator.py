@@ -86,6 +86,7 @@ class TailReader:
         self.complete = False
         """It is sealed, and is not overwritten as long as this is open."""
         self.patience = PATIENCE
+        self._chunk = bytearray()
         try:
             self.label, self.sealed, self.available = _first_page(self._file)
         except BaseException:
@@ -128,9 +129,16 @@ class TailReader:
         return same
 
     def send(self, sock: socket.socket, begin: int, size: int) -> int:
-        """Send *size* bytes of data from *begin*; return how many there were."""
-        with open(self._file, "rb", buffering=0, closefd=False) as file:
-            return sock.sendfile(file, PAGE + begin, size)
+        """Send *size* bytes of data from *begin*, at most a `CHUNK`; return how many there were.
+
+        A copy of them: `sendfile` sends the pages themselves, which would arrive with what is in them by then. When this process is killed
+        nothing locks the file, and the worker begins its next snapshot there while this one is on its way.
+        """
+        self._chunk = self._chunk or bytearray(CHUNK)
+        with memoryview(self._chunk)[:size] as view:
+            done = os.preadv(self._file, [view], PAGE + begin)
+            sock.sendall(view[:done])
+        return done
 
     def tail(self) -> bytes:
         """Return the tail of a complete snapshot; raise `UnusableSnapshot` when it is damaged."""
