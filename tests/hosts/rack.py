@@ -28,6 +28,8 @@ from tests.ssh.sshd import Sshd, key_at
 
 LOCKS = Path("/run/lock/holdfast-hosts")
 RACKS = 250
+LOWEST = 0
+"""The first number that is tried; a test that wants the same one twice, and nobody in between, takes another."""
 FIRST = 129
 """Last number of the first host's address: the upper half of the numbers are hosts, so that one rule names them all."""
 MOST = 126
@@ -46,15 +48,13 @@ class Rack:
     memory: str = "256m"
     more: tuple[str, ...] = ()
     """Further lines of each SSH server's configuration, e.g. `SetEnv`."""
-    lowest: int = 0
-    """Its number is the first from here on that nobody has."""
     hosts: list[Host] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         assert 1 <= self.count <= MOST
         if why := missing():
             raise NoHosts(why)
-        self._lock, self.number = _claim(self.lowest)
+        self._lock, self.number = _claim()
         self.switch = f"hf{self.number}"
         _sweep(self.switch)
         try:
@@ -180,10 +180,10 @@ def _write_account(place: Path) -> None:
     (place / "shadow").chmod(0o600)
 
 
-def _claim(lowest: int) -> tuple[IO[bytes], int]:
-    """Take a number from *lowest* on that is nobody's, for as long as this process lives."""
+def _claim() -> tuple[IO[bytes], int]:
+    """Take a number that is nobody's, for as long as this process lives."""
     LOCKS.mkdir(parents=True, exist_ok=True)
-    for number in range(lowest, RACKS):
+    for number in range(LOWEST, RACKS):
         lock = (LOCKS / str(number)).open("ab")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

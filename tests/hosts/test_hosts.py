@@ -22,8 +22,9 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 OWNER = """
 import sys
 from pathlib import Path
-from tests.hosts.rack import Rack
-print(Rack(Path(sys.argv[1]), 1, lowest=int(sys.argv[2])).number, flush=True)
+from tests.hosts import rack
+rack.LOWEST = int(sys.argv[2])
+print(rack.Rack(Path(sys.argv[1]), 1).number, flush=True)
 sys.stdin.read()
 """
 DIRECTIONS: tuple[Direction, ...] = ("in", "out")
@@ -162,9 +163,10 @@ def test_a_host_that_hangs_answers_pings_and_nothing_else(rack: Rack) -> None:
     assert output_of(rack, host, "hostname") == "n0"
 
 
-def test_hosts_go_with_who_made_them(rack: Rack, tmp_path: Path) -> None:
+def test_hosts_go_with_who_made_them(rack: Rack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is killed leaves no process; what is left of the network goes when the next one comes."""
     lowest = 100 + os.getpid() % 100  # whoever makes hosts for other tests meanwhile takes lower numbers
+    monkeypatch.setattr("tests.hosts.rack.LOWEST", lowest)
     words = [sys.executable, "-c", OWNER, str(tmp_path / "rack"), str(lowest)]
     owner = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
@@ -174,7 +176,7 @@ def test_hosts_go_with_who_made_them(rack: Rack, tmp_path: Path) -> None:
     owner.kill()
     owner.communicate()
     wait_until(lambda: not run(["ip", "netns", "pids", f"hf{number}n0"]), seconds=30)
-    with Rack(tmp_path / "next", 1, lowest=lowest) as following:
+    with Rack(tmp_path / "next", 1) as following:
         assert following.number == number
         assert reaches(following[0], following.address)
     assert f"hf{number}" not in run(["ip", "netns", "list"]).replace(f"hf{rack.number}n", "").split()
