@@ -122,9 +122,10 @@ class Host:
     def pid_here(self, pid: int) -> int:
         """Return the number that process *pid* of this host has on this machine."""
         for here in self.processes():
-            lines = Path(f"/proc/{here}/status").read_text().splitlines()
-            if next(line for line in lines if line.startswith("NSpid:")).split()[-1] == str(pid):
-                return here
+            with suppress(OSError):  # it has ended
+                lines = Path(f"/proc/{here}/status").read_text().splitlines()
+                if next(line for line in lines if line.startswith("NSpid:")).split()[-1] == str(pid):
+                    return here
         raise LookupError(f"{self.name} has no process {pid}")
 
     # power
@@ -191,7 +192,9 @@ class Host:
 
     def freeze(self) -> None:
         """Have no process of it run, its SSH server included; its kernel still answers pings and takes connections."""
-        self._signal(signal.SIGSTOP)
+        before = set[int]()
+        while (after := self._signal(signal.SIGSTOP)) != before:  # one may have forked another just before
+            before = after
 
     def thaw(self) -> None:
         """Let its processes run again."""
@@ -293,10 +296,13 @@ class Host:
             link.communicate()
         self.links.clear()
 
-    def _signal(self, number: signal.Signals) -> None:
-        for pid in self.processes().keys() - {self.pid}:
+    def _signal(self, number: signal.Signals) -> set[int]:
+        """Send a signal to all processes but the first; return their numbers."""
+        pids = self.processes().keys() - {self.pid}
+        for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
+        return pids
 
     def _addresses(self, whom: Whom | Sequence[Host]) -> list[str]:
         if isinstance(whom, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -21,8 +22,9 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 OWNER = """
 import sys
 from pathlib import Path
-from tests.hosts.rack import Rack
-print(Rack(Path(sys.argv[1]), 1).number, flush=True)
+from tests.hosts import rack
+rack.LOWEST = int(sys.argv[2])
+print(rack.Rack(Path(sys.argv[1]), 1).number, flush=True)
 sys.stdin.read()
 """
 DIRECTIONS: tuple[Direction, ...] = ("in", "out")
@@ -161,9 +163,12 @@ def test_a_host_that_hangs_answers_pings_and_nothing_else(rack: Rack) -> None:
     assert output_of(rack, host, "hostname") == "n0"
 
 
-def test_hosts_go_with_who_made_them(rack: Rack, tmp_path: Path) -> None:
+def test_hosts_go_with_who_made_them(rack: Rack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is killed leaves no process; what is left of the network goes when the next one comes."""
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, tmp_path / "rack"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    lowest = 100 + os.getpid() % 100  # whoever makes hosts for other tests meanwhile takes lower numbers
+    monkeypatch.setattr("tests.hosts.rack.LOWEST", lowest)
+    words = [sys.executable, "-c", OWNER, str(tmp_path / "rack"), str(lowest)]
+    owner = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     number = int(owner.stdout.readline())
     assert number != rack.number

@@ -73,11 +73,11 @@ class Play:
         move = queries.state_of(self.stage.history, live[0].id) if live else None
         return move.after if move else ""
 
-    def reaches(self, state: str, seconds: float = 60.0) -> None:
+    def reaches(self, state: str, seconds: float = 120.0) -> None:
         """Wait until the job is in *state*."""
         wait_until(lambda: self.state() == state, seconds=seconds, explain=lambda: f"state {self.state()}\n{self.log()}")
 
-    def steps_to(self, step: int, seconds: float = 60.0) -> None:
+    def steps_to(self, step: int, seconds: float = 120.0) -> None:
         """Wait until the job has finished *step*, and all its ranks are at work."""
         wait_until(lambda: self.chaos.step() >= step and self.chaos.complete(), seconds=seconds, explain=self.log)
 

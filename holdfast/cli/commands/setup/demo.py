@@ -238,7 +238,7 @@ def _inject(job: str, injected: list[Injection]) -> None:
         try:
             for step, act in ((12, kill), (24, stop), (36, power_off)):
                 chaos.at_step(step, act, parked=2, seconds=180.0)
-        except (HoldfastError, OSError, KeyError, TimeoutError) as error:  # the job ended first: the number of incidents shows it
+        except (HoldfastError, OSError, LookupError, TimeoutError) as error:  # the job ended first: the number of incidents shows it
             echo(f"(a fault could not be injected: {error})")
 
 
