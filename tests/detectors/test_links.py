@@ -155,6 +155,7 @@ def test_cut_connections_beside_a_line_that_the_kernel_contradicts_take_no_node_
     assert leaving(wrong, *peers) == ()
     assert diagnose([wrong, *peers]).root.kind == "worker-peer-lost"
     assert confirmed([wrong, *peers]) == {}
+    assert "; link-down of n0 is no cause: ens5f0np0 is up" in diagnose([wrong, *peers]).reason
     for right in (line(), line(supported="ens5f0np0 has no link")):
         assert leaving(right, *peers) == ("n0",)
         assert diagnose([right, *peers]).root.kind == "link-down"
