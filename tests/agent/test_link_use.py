@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.agent.node import link_use
 from holdfast.agent.node.interfaces import interfaces
 from holdfast.agent.node.link_use import LinkUse, connected_addresses
 from holdfast.agent.workers.worker import Worker
@@ -68,6 +69,16 @@ def test_a_connection_that_was_cut_was_used(tmp_path: Path) -> None:
     with socket.create_server((known[0], 0)) as server, socket.create_connection(server.getsockname()[:2]):
         use.look([rank()])
     assert not use.is_unused([known[0]], [], [rank()], stacked=False)
+
+
+def test_a_worker_that_has_no_process_yet_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number would be 0, of which every process of the machine is a child."""
+    seen: list[int] = []
+    monkeypatch.setattr(link_use, "connected_addresses", lambda pid: seen.append(pid) or ())
+    starting = Worker(rank=1, generation=1, log=Path("/nowhere"))
+    LinkUse(tmp_path).look([starting, rank()])
+    assert seen[0] == os.getpid()
+    assert 1 not in seen
 
 
 def test_an_interface_without_address_and_adapter_carries_nothing(tmp_path: Path) -> None:

@@ -161,6 +161,17 @@ def test_cut_connections_beside_a_line_that_the_kernel_contradicts_take_no_node_
         assert diagnose([right, *peers]).root.kind == "link-down"
 
 
+def test_an_interface_that_no_rank_uses_is_no_cause() -> None:
+    """Though it is down."""
+    unused = line(supported="ens5f1np1 has no link", idle=True)
+    found = diagnose([unused, *cut(0), *cut(1)])
+    assert leaving(unused, *cut(0), *cut(1)) == ()
+    assert (found.root.kind, "; link-down of n0 is no cause: no rank of the job uses that device" in found.reason) == (
+        "worker-peer-lost",
+        True,
+    )
+
+
 def test_a_measurement_that_agrees_raises_the_confidence() -> None:
     """It is a source of its own, beside another cause."""
     others = [*cut(0), *see([WorkerExit(node="n1", rank=1, at=1.1, signal=9)], HangLimits())]

@@ -12,15 +12,18 @@ from pathlib import Path
 import pytest
 
 from holdfast.agent.monitor.link_checks import BEFORE
+from holdfast.agent.node.interfaces import interfaces
 from holdfast.history import queries
 from tests.cli.conftest import PROGRAM
 from tests.integration.stage import BOOTED, Play, Stage
 from tests.monitors import is_read
 from tests.waiting import wait_until
 
-CARD, LINK = "0000:9a:00.0", "ens5f0np0"
+CARD = "0000:9a:00.0"
+LINK = next((one.name for one in interfaces()), "")
+"""An interface of this machine that has an address: without one it carries nothing of a job."""
 DOWN = f"mlx5_core {CARD} {LINK}: Link down"
-CUT = "Connection closed by peer [127.0.0.1]:4242"
+CUT = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242"
 EACH = f"if generation == 1 and os.path.exists({{cut!r}}): raise RuntimeError({CUT!r})"
 
 
@@ -43,6 +46,7 @@ def line_of(play: Play) -> dict[str, str]:
     return found[0].evidence if found else {}
 
 
+@pytest.mark.skipif(not LINK, reason="needs a network interface with an address")
 @pytest.mark.parametrize(("down", "root", "action"), [(False, "worker-peer-lost", "restart-workers"), (True, "link-down", "replace-node")])
 def test_the_kernel_decides_whether_a_line_of_a_link_takes_its_node_out(
     stage: Stage, tmp_path: Path, *, down: bool, root: str, action: str
@@ -57,7 +61,8 @@ def test_the_kernel_decides_whether_a_line_of_a_link_takes_its_node_out(
     play = stage.play(name, args=["--steps", "4000", "--each", EACH.format(cut=str(cut))], nnodes=2, nproc_per_node=1, spare_nodes=1)
     play.reaches("RUNNING")
     wait_until(lambda: is_read(logs["node-1"], "node-1"), seconds=60, explain=play.log)
-    wait_until(lambda: "links.read" in (stage.nodes.folder("node-1") / "agent.log").read_text(), seconds=60, explain=play.log)
+    monitor = stage.nodes.folder("node-1") / "monitor.log"
+    wait_until(lambda: "links.read" in monitor.read_text(), seconds=60, explain=play.log)
     time.sleep(BEFORE)  # the first reading is to be older than the line
     if down:
         (link / "carrier_down_count").write_text("2\n")

@@ -32,8 +32,9 @@ class LinkUse:
 
     def look(self, workers: Iterable[Worker]) -> None:
         """Note the connections that *workers* have now."""
-        found = {pid: self._addresses.get(pid, set()) | set(connected_addresses(pid)) for one in workers for pid in processes_of(one)}
-        self._addresses = found
+        running = [one for one in workers if one.pid and not one.exited]  # a worker without a process has no children either
+        pids = [pid for one in running for pid in processes_of(one)]
+        self._addresses = {pid: self._addresses.get(pid, set()) | set(connected_addresses(pid)) for pid in pids}
 
     def is_unused(self, addresses: Collection[str], adapters: Collection[str], workers: Sequence[Worker], *, stacked: bool) -> bool:
         """Return whether an interface with *addresses*, on a card with *adapters*, carries nothing of *workers* for sure.
