@@ -74,7 +74,12 @@ def test_a_connection_that_was_cut_was_used(tmp_path: Path) -> None:
 def test_a_worker_that_has_no_process_yet_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its number would be 0, of which every process of the machine is a child."""
     seen: list[int] = []
-    monkeypatch.setattr(link_use, "connected_addresses", lambda pid: seen.append(pid) or ())
+
+    def note(pid: int) -> tuple[str, ...]:
+        seen.append(pid)
+        return ()
+
+    monkeypatch.setattr(link_use, "connected_addresses", note)
     starting = Worker(rank=1, generation=1, log=Path("/nowhere"))
     LinkUse(tmp_path).look([starting, rank()])
     assert seen[0] == os.getpid()
