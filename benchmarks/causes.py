@@ -6,6 +6,8 @@ A DDP job of four ranks on four nodes with torch's own groups, so that every fau
 they exit. Each kind of fault is injected for real; faults of hardware, which this machine cannot have, are what the driver or the kernel
 writes about them into that node's kernel log, with what the rank on it does then (simulated; the rest is not). Before every
 fifth fault a line that a healthy node may write stands in the kernel log of some node: no cause, and no reason to leave that node.
+Each node has the two network interfaces that lines name (simulated, in a copy of sysfs): one has the address of this machine and is up, the
+other has none, and loses its link when the line says so.
 
 - ``detected``: seconds from the injection to the incident, by kind.
 - ``named``: share of the root causes that are right, in percent.
@@ -33,6 +35,7 @@ from typing import Any, Final
 from benchmarks.chaos_run import excluded, put_out
 from benchmarks.controlled import ControlledJob
 from benchmarks.measuring import prefect, spread
+from holdfast.agent.node.interfaces import interfaces
 from holdfast.history import models, queries
 from holdfast.host.process import NODE_MARK, marked
 
@@ -51,8 +54,18 @@ POLICY: Final = (
 )
 NOISY: Final = 0.2
 """Share of the faults before which a harmless line is written: with a fault every four seconds far more than any kernel writes."""
+CARD: Final = "0000:9a:00.0"
+"""PCI address of the network card of the job."""
+UNUSED_CARD: Final = "0000:9a:00.1"
+UNUSED: Final = "ens5f1np1"
+"""Another port of each node: it has no address, and its cable is moved now and then."""
+LINK_DOWN: Final = f"mlx5_core {CARD} {{interface}}: Link down"
+"""Of the card that the job uses, though its link was never lost."""
+UNUSED_DOWN: Final = f"mlx5_core {UNUSED_CARD} {UNUSED}: Link down"
+"""Of the other port, whose link is lost."""
 NOISE: Final = (
-    "mlx5_core 0000:9a:00.0 ens5f0np0: Link down",
+    LINK_DOWN,
+    UNUSED_DOWN,
     "clocksource: timekeeping watchdog on CPU9: Marking clocksource 'tsc' as unstable because the skew is too large:",
     "INFO: task kworker/u8:1:811 blocked for more than 120 seconds.",
     "EDAC MC2: 1 CE memory scrubbing error on CPU_SrcID#0_MC#2_Chan#0_DIMM#0 (channel:0 slot:0 page:0x0 offset:0x0 grain:32)",
@@ -198,14 +211,16 @@ class Causes:
     def __init__(self, place: Path, environment: dict[str, str], kinds: Sequence[str], rounds: int, seed: int) -> None:
         self.dice = random.Random(seed)  # noqa: S311 (the same faults for the same seed)
         self.order = [kind for _ in range(rounds) for kind in self.dice.sample(list(kinds), len(kinds))]
+        self.roots, self.interface = place / "roots", interfaces()[0].name
         self.logs = place / "kernel"
         self.logs.mkdir(parents=True)
         leaving = sum(INJECTIONS[kind].leaves for kind in self.order)
         count = RANKS + 1 + leaving
         for number in range(count):
             self.log_of(f"node-{number}").write_text("Nov 21 10:00:00 n0 kernel: booted\n")
+            make_root(self.root_of(f"node-{number}"), self.interface)
         (place / "policy.yaml").write_text(POLICY)
-        environment = environment | {"HOLDFAST_KERNEL_LOG": str(self.log_of("{node}"))}
+        environment = environment | {"HOLDFAST_KERNEL_LOG": str(self.log_of("{node}")), "HOLDFAST_NODE_ROOT": str(self.root_of("{node}"))}
         plan: dict[str, Any] = {"nnodes": RANKS, "nproc_per_node": 1, "spare_nodes": 1, "hot_spares": 0, "preflight": False}
         self.job = ControlledJob(
             place / "causes", environment, count=count, args=["--stock-groups", "--pace", "0", "--rest", "0.05"], **plan,
@@ -217,6 +232,10 @@ class Causes:
     def log_of(self, node: str) -> Path:
         """Return the file that stands for the kernel log of *node*."""
         return self.logs / f"{node}.log"
+
+    def root_of(self, node: str) -> Path:
+        """Return the folder that stands for the root folder of *node*."""
+        return self.roots / node
 
     def run(self) -> None:
         """Inject all faults."""
@@ -291,6 +310,9 @@ class Causes:
     def make_noise(self) -> str:
         """Write a harmless line into the kernel log of a node that has ranks; return which and where."""
         node, line = self.dice.choice(sorted({one.node for one in self.job.chaos.ranks().values()})), self.dice.choice(NOISE)
+        line = line.replace("{interface}", self.interface)
+        if line == UNUSED_DOWN:
+            lose_link(self.root_of(node) / "sys/class/net" / UNUSED)
         self.write(node, line)
         return f"{node}: {line}"
 
@@ -309,6 +331,39 @@ class Causes:
         """Return the healthy nodes that were taken out or left, and why."""
         found = {node: [*put_out(self.job, node), *excluded(self.job, node)] for node in self.job.nodes.names() if node not in self.sick}
         return {node: reasons for node, reasons in found.items() if reasons}
+
+
+def make_root(root: Path, interface: str) -> None:
+    """Make a folder with this machine's /proc, /dev and /sys, and two network interfaces of its own: *interface*, and an unused one."""
+    root.mkdir(parents=True)
+    for name in ("proc", "dev"):
+        (root / name).symlink_to(f"/{name}")
+    _link_all(root / "sys", Path("/sys"), but=("class", "bus"))
+    _link_all(root / "sys/class", Path("/sys/class"), but=("net",))
+    _link_all(root / "sys/class/net", Path("/sys/class/net"), but=(interface, UNUSED))
+    _link_all(root / "sys/bus", Path("/sys/bus"), but=("pci",))
+    _link_all(root / "sys/bus/pci/devices", Path("/sys/bus/pci/devices"), but=(CARD, UNUSED_CARD))
+    for name, bus in ((interface, CARD), (UNUSED, UNUSED_CARD)):
+        device, place = root / "sys/bus/pci/devices" / bus, root / "sys/class/net" / name
+        device.mkdir()
+        place.mkdir()
+        (place / "device").symlink_to(device)
+        for file, text in {"flags": "0x1003", "operstate": "up", "carrier": "1", "speed": "100000", "carrier_down_count": "1"}.items():
+            (place / file).write_text(f"{text}\n")
+
+
+def _link_all(folder: Path, real: Path, but: Sequence[str]) -> None:
+    folder.mkdir(parents=True)
+    for one in real.iterdir() if real.exists() else ():
+        if one.name not in but:
+            (folder / one.name).symlink_to(one)
+
+
+def lose_link(place: Path) -> None:
+    """Have the interface at *place* lose its link, once more."""
+    (place / "carrier_down_count").write_text(f"{int((place / 'carrier_down_count').read_text()) + 1}\n")
+    (place / "carrier").write_text("0\n")
+    (place / "operstate").write_text("down\n")
 
 
 def calibration(predictions: Iterable[tuple[float, bool]]) -> tuple[float, list[dict[str, float]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from functools import lru_cache
 from typing import Final, ParamSpec
 
@@ -156,6 +156,17 @@ fault_kind = _registering(FaultKind)
 """Define a fault kind: takes the fields of `FaultKind` and adds the kind to the catalogue."""
 
 
+class Certainty(IntEnum):
+    """How much a report says of a fault."""
+
+    CONTRADICTED = 0
+    """A line that a measurement contradicts."""
+    LINE = 1
+    """A line that a healthy node may write."""
+    PROOF = 2
+    """What proves the fault."""
+
+
 FaultKey = tuple[str, str | None, str]
 """Kind, node and signature of a fault."""
 
@@ -181,6 +192,10 @@ class Fault:
     """The part of the node that it was seen on, if known (a PCI address, an interface, a mount)."""
     idle: bool = False
     """No rank of the job uses that device, as the node's agent knows for sure: then it is shown, and no reason to leave the node."""
+    contradicted: str = ""
+    """What its node measured that contradicts the line: then it is shown, and explains nothing. Empty if nothing does."""
+    supported: str = ""
+    """What its node measured that agrees with the line: a source beside the log, of the same fault."""
 
     @property
     def entry(self) -> FaultKind:
@@ -209,11 +224,23 @@ class Fault:
     @property
     def is_proven(self) -> bool:
         """Whether its evidence takes a node out: a measured value, or a line that can only mean this fault, of a device in use."""
-        if self.idle:
+        if self.is_ruled_out:
             return False
         if not self.log:
             return True
         return self.log in self.entry.logs and self.entry.proves(self.quote)
+
+    @property
+    def is_ruled_out(self) -> bool:
+        """Whether it is known to have done nothing to the job: its device is not used, or is not as the line says."""
+        return self.idle or bool(self.contradicted)
+
+    @property
+    def certainty(self) -> Certainty:
+        """How much it says of the fault."""
+        if self.is_proven:
+            return Certainty.PROOF
+        return Certainty.CONTRADICTED if self.contradicted else Certainty.LINE
 
     @property
     def needs_proof(self) -> bool:
@@ -261,7 +288,7 @@ class RecommendedActions:
 
     def only_shows(self, fault: Fault) -> bool:
         """Return whether *fault* is a line that a healthy node may write, and is neither confirmed nor of a kind that the policy sets."""
-        return fault.kind not in self.changed and fault.needs_proof and fault.key not in self.confirmed
+        return fault.kind not in self.changed and fault.needs_proof and (fault.is_ruled_out or fault.key not in self.confirmed)
 
     def needs_action(self, fault: Fault) -> bool:
         """Return whether *fault* needs a reaction."""

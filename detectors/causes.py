@@ -85,7 +85,8 @@ class _Group:
         return self.recommended_actions.only_shows(self.first)
 
     def sources(self) -> int:
-        return len({fault.source for fault in self.faults if fault.source}) or 1
+        """Return how many sources reported them; that the kernel agrees with a line is one more."""
+        return len({fault.source for fault in self.faults if fault.source} | {"measured" for fault in self.faults if fault.supported}) or 1
 
 
 def candidates(faults: Sequence[Fault], recommended_actions: RecommendedActions = CATALOGUE_ACTIONS) -> list[Candidate]:
@@ -121,10 +122,10 @@ def explained(cause: Fault, effect: Fault) -> float:
 
 
 def _grouped(faults: Iterable[Fault], recommended_actions: RecommendedActions) -> list[_Group]:
-    found: dict[tuple[str, str | None, int | None, str], list[Fault]] = defaultdict(list)
+    found: dict[tuple[str, str | None, int | None, str, bool], list[Fault]] = defaultdict(list)
     for fault in faults:
-        found[fault.kind, fault.node, fault.rank, device_of(fault)].append(fault)
-    return [_Group(list(members), device, recommended_actions) for (_, _, _, device), members in found.items()]
+        found[fault.kind, fault.node, fault.rank, device_of(fault), fault.is_ruled_out].append(fault)
+    return [_Group(list(members), device, recommended_actions) for (_, _, _, device, _), members in found.items()]
 
 
 def _order(fault: Fault) -> tuple[float, str, int, str]:
@@ -133,7 +134,7 @@ def _order(fault: Fault) -> tuple[float, str, int, str]:
 
 def _strength(cause: _Group, effect: _Group) -> tuple[float, str]:
     """Return how strongly *cause* explains *effect* by one rule, and the rule's name."""
-    if cause is effect:
+    if cause is effect or cause.first.is_ruled_out:
         return 0.0, ""
     best, name = 0.0, ""
     for rule in between(cause.first.kind, effect.first.kind):

@@ -29,6 +29,8 @@ MOST: Final = 256
 
 BY_POLICY: Final = "the policy sets its action"
 CONFIRMED_BY: Final = "confirmed by "
+CONTRADICTED_BY: Final = "the node's kernel contradicts the line: "
+AGREES: Final = "; measured: "
 UNUSED: Final = "no rank of the job uses that device"
 """Reasons why a fault acts, or does not."""
 
@@ -62,7 +64,7 @@ def acts_alone(kind: FaultKind, text: str) -> bool:
 
 def confirmed(faults: Sequence[Fault]) -> dict[FaultKey, str]:
     """Return those of *faults* that need proof and get it from others, by their keys, each with the signal that confirms it."""
-    unproven = [fault for fault in faults if fault.needs_proof and not fault.idle and fault.log in fault.entry.logs]
+    unproven = [fault for fault in faults if fault.needs_proof and not fault.is_ruled_out and fault.log in fault.entry.logs]
     found: dict[FaultKey, str] = {}
     for fault in unproven:
         if fault.key not in found and (signal := _signal(fault, faults)) is not None:
@@ -79,7 +81,7 @@ def _signal(fault: Fault, faults: Sequence[Fault]) -> Fault | None:
 
 def _confirms(other: Fault, fault: Fault) -> bool:
     """Return whether *other* is independent of *fault* and shows the same, or what follows from it or leads to it, at about that time."""
-    if other.idle or other.kind in OTHERS or not _is_independent(other, fault):
+    if other.is_ruled_out or other.kind in OTHERS or not _is_independent(other, fault):
         return False
     if other.kind == fault.kind:
         return True
@@ -129,14 +131,17 @@ def why_it_acts(fault: Fault, recommended_actions: RecommendedActions) -> str:
         return BY_POLICY
     if fault.is_proven:
         return f"the {_evidence(fault)} proves it" if fault.log else "measured"
-    if (signal := recommended_actions.confirmed.get(fault.key)) is not None:
-        return f"{CONFIRMED_BY}{signal}"
-    return f"no: {_why_not(fault)}"
+    measured = f"{AGREES}{fault.supported}" if fault.supported else ""
+    if not fault.is_ruled_out and (signal := recommended_actions.confirmed.get(fault.key)) is not None:
+        return f"{CONFIRMED_BY}{signal}{measured}"
+    return f"no: {_why_not(fault)}{measured}"
 
 
 def _why_not(fault: Fault) -> str:
     if fault.idle:
         return UNUSED
+    if fault.contradicted:
+        return f"{CONTRADICTED_BY}{fault.contradicted}"
     if fault.log not in fault.entry.logs:
         return "what writes to that log cannot know of it"
     return f"one {_evidence(fault)} does not prove it, and nothing else on the node shows it"

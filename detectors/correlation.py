@@ -97,6 +97,7 @@ def inferred(
 
     *signals*: those of *faults* that one line does not prove, to the second signal that confirms them.
     """
+    faults = [fault for fault in faults if not fault.is_ruled_out]
     for shared in ASSOCIATIONS.shared:
         seen = _of(shared.of, faults)
         yield from _shared(shared, seen, members, signals if len(seen) < len(faults) else None)

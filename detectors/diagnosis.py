@@ -24,7 +24,7 @@ from holdfast.detectors.catalogue import (
     fault_kind,
 )
 from holdfast.detectors.causes import NEGLIGIBLE, Candidate, candidates, device_of, explained
-from holdfast.detectors.confirmation import confirmed
+from holdfast.detectors.confirmation import NEAR, UNUSED, confirmed
 from holdfast.detectors.correlation import inferred
 from holdfast.detectors.evidence import (
     AgentUnreachable,
@@ -98,6 +98,8 @@ _FOLLOWS: Final = 0.9
 """Share of the weight of failures that moves to the script once they follow the step."""
 _SURELY: Final = 0.5
 """From this strength on, a fault that another one elsewhere explains does not count against its node."""
+_MAX_WRONG: Final = 3
+"""Faults that a measurement rules out of which the reason says so."""
 _SAME_TIME: Final = 1.0
 """Clock error in seconds within which a warning may belong to the root cause."""
 _NO_NAME: Final[Mapping[str, str]] = {}
@@ -318,11 +320,13 @@ def unexplained_faults(root: Candidate, recommended_actions: RecommendedActions)
 
 def _summary(root: Candidate, recommended_actions: RecommendedActions) -> str:
     """Summarize other faults: further root causes, the number of secondary failures, and of unexplained faults."""
-    left = unexplained_faults(root, recommended_actions)
+    left = [fault for fault in unexplained_faults(root, recommended_actions) if not fault.is_ruled_out]
     own = [fault for fault in left if fault.entry.weight >= ASSOCIATIONS.own]
     rest = len(left) - len(own)
     follow = len(root.explains) + len(root.evidence) - 1
     words = "".join(f"; also {fault.kind} of {fault.place}" for fault in own)
+    wrong = [fault for fault in root.unexplained if fault.is_ruled_out and abs(fault.at - root.fault.at) <= NEAR]
+    words += "".join(f"; {fault.kind} of {fault.place} is no cause: {fault.contradicted or UNUSED}" for fault in wrong[:_MAX_WRONG])
     words += f"; {follow} {'secondary failure' if follow == 1 else 'secondary failures'}" if follow else ""
     return words + (f"; {rest} unrelated {'fault' if rest == 1 else 'faults'} at the same time" if rest else "")
 

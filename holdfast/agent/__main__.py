@@ -65,6 +65,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--root", type=Path, default=root, help="the folder with the node's /proc and /sys, where that is not /")
     args = parser.parse_args()
     args.kernel_log = Path(str(args.kernel_log).replace("{node}", args.node))  # nodes that share a machine, each with a log of its own
+    args.root = Path(str(args.root).replace("{node}", args.node))
     args.directory = args.directory.absolute()
     return args
 

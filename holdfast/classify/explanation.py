@@ -12,7 +12,7 @@ from holdfast.classify.events import Events
 from holdfast.classify.origin import NAMES, PLACES, log_of, places_of
 from holdfast.detectors.all_kinds import CATALOGUE
 from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, LOGS, SYSTEM_LOG, TAKES_NODE_OUT, Area, Fault, FaultKind
-from holdfast.detectors.confirmation import BY_POLICY, CONFIRMED_BY, UNUSED, confirming_rules, why_it_acts
+from holdfast.detectors.confirmation import AGREES, BY_POLICY, CONFIRMED_BY, CONTRADICTED_BY, UNUSED, confirming_rules, why_it_acts
 from holdfast.detectors.evidence import LogLine
 from holdfast.detectors.log_lines.classification import LONGEST
 from holdfast.detectors.log_lines.heuristics import OTHERS
@@ -154,11 +154,14 @@ def _changes_of_report(fault: Fault, reason: str, *, acts: bool) -> Iterator[str
     if reason == BY_POLICY:
         yield f"a policy without {kind.id} in its `recommended_actions`"
     elif reason.startswith(CONFIRMED_BY):
-        yield f"without {reason.removeprefix(CONFIRMED_BY)} it would only be shown"
+        yield f"without {reason.removeprefix(CONFIRMED_BY).partition(AGREES)[0]} it would only be shown"
         yield only_shown
     elif acts and not fault.log:
         yield only_shown
-    elif reason.endswith(UNUSED):
+    elif CONTRADICTED_BY in reason:
+        yield "a measurement of that device that agrees with the line, and a second signal on that node"
+        yield _by_policy(kind)
+    elif reason.partition(AGREES)[0].endswith(UNUSED):
         yield "a rank of the job that uses the device"
         yield _by_policy(kind)
     else:

@@ -7,6 +7,7 @@ import os
 import selectors
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.agent.monitor.kernel_log import KernelLogFollower
+from holdfast.agent.monitor.link_checks import BEFORE
 from holdfast.agent.monitor.loop import MAX_LINES, QUIET, Deduplicator, EventBudget
 from holdfast.agent.monitor.nvml_events import NAME as LISTENER
 from holdfast.control.agents.events import NodeFaultSeen
@@ -144,6 +146,25 @@ def test_faults_of_a_node_are_reported_as_they_happen(broken: Broken) -> None:
         flow.wait("worker.hello", generation=4)
     faults = [one for one in flow.events if one["event"] == "node.fault" and one["source"] == "kernel log on node"]
     assert [one["kind"] for one in faults] == ["nvme-timeout"], "a device that came is no fault"
+
+
+def test_a_line_about_a_link_is_reported_with_what_the_kernel_says_of_it(broken: Broken) -> None:
+    """Contradicted while the counter stands still, which hides no later line; once it has moved, the measurement agrees."""
+    with broken.node.flow().attach(0) as flow:
+        flow.prepare(broken.node, [sys.executable, broken.node.script(SLEEPER)], watch=True)
+        flow.start(3)
+        fault(flow, "nic-link-down", "interface counters")  # the first sample has been taken, and is to be older than the line
+        time.sleep(BEFORE)
+        broken.logs("igb eth0: igb: eth0 NIC Link is Down")
+        first = fault(flow, "link-down", "kernel log")
+        assert (first["part"], "supported" in first) == ("eth0", False)
+        assert "eth0 did not lose its link" in first["contradicted"]
+        broken.write(f"{NIC}/carrier_down_count", "2")
+        broken.logs("igb eth0: igb: eth0 NIC Link is Down")
+        flow.until(lambda: [one for one in flow.events if "supported" in one], "the line that the kernel agrees with")
+    lines = [one for one in flow.events if one["event"] == "node.fault" and one["source"] == "kernel log on node"]
+    assert [one.get("contradicted", "")[:7] for one in lines] == ["by its ", ""]
+    assert mentions(lines[1]["supported"], "eth0 lost its link once")
 
 
 def seen(part: str = "GPU 0", quote: str = "off the bus") -> FaultFinding:

@@ -12,8 +12,10 @@ from typing import Final
 from holdfast.agent import schema
 from holdfast.agent.node.devices import is_idle, ranks_on
 from holdfast.agent.node.identity import Identity
+from holdfast.agent.node.link_use import LinkUse
 from holdfast.agent.sidecar import Sidecar, SidecarSpec
 from holdfast.agent.workers.group import WorkerGroup
+from holdfast.agent.workers.worker import Worker
 from holdfast.protocol import Message
 
 START_DELAY: Final = 2.0
@@ -27,6 +29,7 @@ class MonitorClient:
         self, me: Identity, selector: selectors.BaseSelector, emit: Callable[..., None], workers: WorkerGroup, kernel_log: Path, root: Path
     ) -> None:
         self._emit, self._workers, self._root = emit, workers, root
+        self._link_use = LinkUse(root)
         self._generation = 0
         self._start_at: float | None = None
         self._begun = False
@@ -62,8 +65,12 @@ class MonitorClient:
             facts = {name: schema.text(message, name) for name in ("part", "quote", "source")}
             workers = list(self._workers.workers.values())
             on = ranks_on(facts["part"], facts["quote"], workers, self._root)
-            idle = not on and is_idle(facts["part"], workers, self._root)
-            self._emit("node.fault", kind=schema.text(message, "fault"), seen_at=schema.number(message, "at"), on=on, idle=idle, **facts)
+            idle = not on and (is_idle(facts["part"], workers, self._root) or self._is_unused(message, workers))
+            measured = {name: schema.text(message, name) for name in ("contradicted", "supported") if name in message}
+            kind, seen_at = schema.text(message, "fault"), schema.number(message, "at")
+            self._emit("node.fault", kind=kind, seen_at=seen_at, on=on, idle=idle, **facts, **measured)
+        elif "sampled" in message:
+            self._link_use.look(self._workers.workers.values())
         elif "counter_increases" in message:
             found = schema.mapping(message, "counter_increases")
             increases = {name: schema.integer(found, name) for name in found}
@@ -75,6 +82,13 @@ class MonitorClient:
             self._emit("node.gpu-events-restored")
         elif "conditions_unreadable" in message:
             self._emit("node.conditions-unreadable", why=schema.text(message, "conditions_unreadable"))
+
+    def _is_unused(self, message: Message, workers: list[Worker]) -> bool:
+        """Return whether a fault is of a network device that no rank uses."""
+        if "link" not in message:
+            return False
+        link = schema.mapping(message, "link")
+        return self._link_use.is_unused(link["addresses"], link["adapters"], workers, stacked=link["stacked"])
 
     def _given_up(self, why: str) -> None:
         self._sidecar.end()

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.agent.monitor.kernel_log import KernelLogFollower
+from holdfast.agent.monitor.link_checks import LIMIT, NOTHING, LinkChecks
 from holdfast.agent.monitor.node_conditions import ConditionWatch
 from holdfast.agent.monitor.nvml_events import ChildReaper, NvmlListener
-from holdfast.detectors.catalogue import CATALOGUE, DRIVER_EVENTS, NODE_CONDITIONS
+from holdfast.detectors.catalogue import CATALOGUE, DRIVER_EVENTS, KERNEL_LOG, NODE_CONDITIONS, Certainty
 from holdfast.detectors.codec import MalformedData, unpacked
 from holdfast.detectors.evidence import NOT_REQUESTED, Unknown
 from holdfast.detectors.log_lines.kernel_lines import finding_of
@@ -27,6 +28,7 @@ from holdfast.detectors.nodes.counter_deltas import grown_errors
 from holdfast.detectors.nodes.findings import FaultFinding
 from holdfast.detectors.nodes.gpu_readings import Xid
 from holdfast.detectors.nodes.health import fault_findings
+from holdfast.detectors.nodes.links import LineCheck, is_checked
 from holdfast.detectors.nodes.readings import KernelLine, KubernetesReading, NodeReading
 from holdfast.log import note
 from holdfast.probe.readers.collect import look
@@ -51,8 +53,8 @@ RTMGRP_LINK: Final = 1
 """The multicast group of link changes; see rtnetlink(7)."""
 
 
-Key = tuple[str, str, bool]
-"""Kind and part of a fault, and whether the report proves it: a line of the same kind that does not must not hide it."""
+Key = tuple[str, str, Certainty]
+"""Kind and part of a fault, and how much its report says: one that says less must not hide it."""
 
 
 class Deduplicator:
@@ -65,22 +67,30 @@ class Deduplicator:
         self._dropped: Counter[Key] = Counter()
         """How many equal reports were not sent since the first one, until that is over and logged."""
 
-    def happened(self, found: FaultFinding, source: str, at: float, now: float) -> bool:
+    def happened(self, found: FaultFinding, source: str, at: float, now: float, check: LineCheck = NOTHING) -> bool:
         """Report what happened (*at*, wall clock) unless it was reported a moment ago; return whether it is news. *now* is monotonic."""
-        key = (found.kind, found.part, CATALOGUE[found.kind].proves(found.quote))
+        key = (found.kind, found.part, Certainty.CONTRADICTED if check.contradicted else _certainty(found))
         again = self._is_recent(key, now)
         self._reported[key] = now
         if again or key[:2] in self._present:
             self._dropped[key] += 1
         else:
-            self._report(found, source, at)
+            self._report(found, source, at, check)
         return not again
+
+    def is_reported(self, found: FaultFinding, now: float) -> bool:
+        """Return whether *found*, or more, was reported a moment ago and not contradicted; count it then. *now* is monotonic."""
+        key = (found.kind, found.part, _certainty(found))
+        if again := self._is_recent(key, now):
+            self._reported[key] = now
+            self._dropped[key] += 1
+        return again
 
     def sampled(self, findings: Iterable[tuple[str, FaultFinding]], at: float, now: float) -> None:
         """Report the findings of a sample, each with its source, that the sample before had not and that were not reported a moment ago."""
         present = {(one.kind, one.part): (source, one) for source, one in findings}
         for part in [part for part in present if part not in self._present]:
-            key = (*part, True)  # it was measured
+            key = (*part, Certainty.PROOF)  # it was measured
             if not self._is_recent(key, now):
                 source, one = present[part]
                 self._report(one, source, at)
@@ -92,11 +102,18 @@ class Deduplicator:
                 note(log, "fault.repeated", kind=key[0], part=key[1], times=times)
 
     def _is_recent(self, key: Key, now: float) -> bool:
-        """Return whether *key*, or what proves the same, was reported a moment ago."""
-        return any(now - self._reported.get((*key[:2], proven), -QUIET) < QUIET for proven in {key[2], True})
+        """Return whether *key*, or what says more of the same, was reported a moment ago."""
+        return any(now - self._reported.get((*key[:2], level), -QUIET) < QUIET for level in Certainty if level >= key[2])
 
-    def _report(self, found: FaultFinding, source: str, at: float) -> None:
-        self._send({"fault": found.kind, "part": found.part, "quote": found.quote, "source": f"{source} on {self._node}", "at": at})
+    def _report(self, found: FaultFinding, source: str, at: float, check: LineCheck = NOTHING) -> None:
+        facts = {"fault": found.kind, "part": found.part, "quote": found.quote, "source": f"{source} on {self._node}", "at": at}
+        if not isinstance(check.addresses, Unknown):
+            facts["link"] = {"addresses": list(check.addresses), "adapters": list(check.adapters), "stacked": check.stacked}
+        self._send(facts | {name: text for name in ("contradicted", "supported") if (text := getattr(check, name))})
+
+
+def _certainty(found: FaultFinding) -> Certainty:
+    return Certainty.PROOF if CATALOGUE[found.kind].proves(found.quote) else Certainty.LINE
 
 
 class EventBudget:
@@ -133,12 +150,14 @@ class MonitorLoop:
         self._children = ChildReaper()
         self._listener = NvmlListener(self._children, self._selector, self._on_gpu_message, self._send)
         self._next_sample = self._last_sample = time.monotonic()
+        self._link_checks = LinkChecks(self._children, self._selector, root)
         self._kernel = KernelLogFollower(kernel_log)
         self._conditions = ConditionWatch(time.time())
         self._links = link_changes()
 
     def run(self) -> None:
         """Monitor until the agent exits."""
+        self._link_checks.keep(self._link_checks.read_all(LIMIT))  # a sample takes long on a busy machine
         self._listener.begin()
         self._kernel.subscribe(self._on_kernel_line)
         self._kernel.register(self._selector)
@@ -147,12 +166,13 @@ class MonitorLoop:
             self._selector.register(self._links, selectors.EVENT_READ, lambda _mask: self._on_link_change())
         while True:
             next_sample = self._next_sample if self._sampling is None else self._last_sample + SAMPLE_SECONDS
-            times = [at for at in (self._kernel.due(), self._listener.due(), next_sample) if at is not None]
+            times = [at for at in (self._kernel.due(), self._listener.due(), self._link_checks.due(), next_sample) if at is not None]
             for key, mask in self._selector.select(max(0.0, min(times) - time.monotonic())):
                 key.data(mask)
             now = time.monotonic()
             self._kernel.tick(now)
             self._listener.tick(now)
+            self._link_checks.tick(now)
             if self._sampling is None and now >= self._next_sample:
                 self._start_sample(now)
             elif self._sampling is not None and now >= self._last_sample + SAMPLE_SECONDS:
@@ -186,8 +206,17 @@ class MonitorLoop:
                 note(log, "kernel-log.flooded", max_lines_per_second=MAX_LINES)
             return
         found = finding_of(line)
-        if found is not None and self._reports.happened(found, "kernel log", at, now):
-            self._sample_soon()
+        if found is None or self._link_checks.runs(found) or self._reports.is_reported(found, now):
+            return
+
+        def report(check: LineCheck) -> None:
+            if self._reports.happened(found, KERNEL_LOG, at, now, check):
+                self._sample_soon()
+
+        if is_checked(found.kind):
+            self._link_checks.begin(found, report)
+        else:
+            report(NOTHING)
 
     def _on_gpu_message(self, message: Message) -> None:
         if "blind" in message:
@@ -211,7 +240,9 @@ class MonitorLoop:
         if pid == 0:
             try:
                 os.nice(15)  # it can wait for a processor that nobody else wants
-                answer = json.dumps(look(self._node, self._root, READER_SECONDS)).encode()
+                answer = json.dumps(
+                    self._link_checks.read_all(READER_SECONDS) | {"reading": look(self._node, self._root, READER_SECONDS)}
+                ).encode()
                 while answer:
                     answer = answer[os.write(its, answer) :]
             finally:
@@ -230,10 +261,13 @@ class MonitorLoop:
             return
         self._end_sample()
         try:
-            reading = unpacked(NodeReading, json.loads(bytes(answer)))
+            sample = json.loads(bytes(answer))
+            reading = unpacked(NodeReading, sample["reading"])
+            self._link_checks.keep(sample)
         except (ValueError, MalformedData) as error:
             note(log, "sample.failed", why=error)
             return
+        self._send({"sampled": True})
         self._on_conditions(reading.kubernetes, reading.at)
         # The kernel's log is followed already, and conditions are lines as well, which may prove a fault or not.
         reading = replace(reading, kernel=NOT_REQUESTED, kubernetes=NOT_REQUESTED)

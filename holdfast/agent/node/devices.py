@@ -52,7 +52,7 @@ def is_idle(part: str, workers: Iterable[Worker], root: Path = Path("/")) -> boo
     bus, workers = _bus_address(part), list(workers)
     if bus is None or not workers or any(one.exited or not one.pid for one in workers):
         return False
-    opened = [{minor for pid in _processes_of(one) for minor in _open_gpus(pid, root)} for one in workers]
+    opened = [{minor for pid in processes_of(one) for minor in _open_gpus(pid, root)} for one in workers]
     if not all(opened):
         return False
     if (gpu := _gpus(root).get(bus)) is not None:
@@ -67,7 +67,7 @@ def rank_with_gpu_of(variables: Mapping[str, str], workers: Iterable[Worker], ro
     """
     devices = root / "dev"
     living = [one for one in workers if one.hot_spare is None and one.pid and not one.exited]
-    computing = [one for one in living if any(True for pid in _processes_of(one) for _ in _open_gpus(pid, root))]
+    computing = [one for one in living if any(True for pid in processes_of(one) for _ in _open_gpus(pid, root))]
     ranks = {own_gpu(one.gpu_variables, devices): one.rank for one in computing}
     wanted = own_gpu(variables, devices)
     return None if wanted is None or len(ranks.keys() - {None}) < len(computing) else ranks.get(wanted)
@@ -83,11 +83,11 @@ def hot_spares_on_gpus_of(starting: Sequence[Worker], workers: Iterable[Worker],
     if None in taken or len(set(taken)) < len(taken):
         return []
     waiting = [one for one in workers if one.hot_spare is not None and not one.exited and own_gpu(one.gpu_variables, devices) in taken]
-    return [one for one in waiting if one.parked is None or any(True for pid in _processes_of(one) for _ in _open_gpus(pid, root))]
+    return [one for one in waiting if one.parked is None or any(True for pid in processes_of(one) for _ in _open_gpus(pid, root))]
 
 
-def _processes_of(worker: Worker) -> list[int]:
-    """Return the process of *worker* and those that it began."""
+def processes_of(worker: Worker) -> list[int]:
+    """Return the process of *worker* and those that it began; at most `MAX_PROCESSES`."""
     processes = [worker.pid or 0]
     for pid in processes:
         if len(processes) < MAX_PROCESSES:
@@ -125,7 +125,7 @@ def _vendor_of_gpu(bus: str, root: Path) -> str:
 
 def _computes_on(worker: Worker, bus: str, gpus: Mapping[str, _Gpu], named: set[int], root: Path) -> bool:
     """Return whether *worker* computes on the GPU at *bus*: CUDA opens every visible GPU, and a rank uses one of them."""
-    processes = _processes_of(worker)
+    processes = processes_of(worker)
     if not named.isdisjoint(processes):
         return True
     gpu = gpus.get(bus)

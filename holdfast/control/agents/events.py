@@ -480,7 +480,11 @@ class NodeFaultSeen(AgentEvent):
     on: list[Count] = Field(default_factory=list)
     """Ranks that compute on that device."""
     idle: bool = False
-    """No process of any rank has that device open, though they have others open."""
+    """No rank uses that device, as is known for sure: a GPU that none has open, a network interface that none is connected through."""
+    contradicted: str = ""
+    """What the node measured that contradicts the line; empty if nothing does."""
+    supported: str = ""
+    """What the node measured that agrees with the line."""
 
 
 class NodeCounterIncreases(AgentEvent):

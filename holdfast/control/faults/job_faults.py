@@ -232,7 +232,7 @@ class JobFaults:
             generation=self.generations.number,
             step=fault.step,
             root=root,
-            evidence={**evidence, **({"idle": True} if fault.idle else {}), "source": fault.source or fault.entry.source},
+            evidence={**evidence, **_measured(fault), "source": fault.source or fault.entry.source},
         )
         self.log.recorder.add(row)
         self.history.remember([row])
@@ -245,6 +245,11 @@ class JobFaults:
     def rows_of(self, faults: Iterable[Fault]) -> set[str]:
         """Return the ids of the rows that *faults* have in the history already."""
         return {self._rows[id(fault)][1].id for fault in faults if id(fault) in self._rows}
+
+
+def _measured(fault: Fault) -> dict[str, bool | str]:
+    """Return what was measured of the device that a line names, for the record."""
+    return {name: value for name in ("idle", "contradicted", "supported") if (value := getattr(fault, name))}
 
 
 def keep_newest(faults: list[Fault], fault: Fault) -> None:

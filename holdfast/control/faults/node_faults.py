@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from holdfast.control.agents.events import NodeCounterIncreases, NodeFaultSeen
 from holdfast.detectors import all_kinds
-from holdfast.detectors.catalogue import Fault
+from holdfast.detectors.catalogue import Certainty, Fault
 from holdfast.history import models
 from holdfast.log import note
 from holdfast.policies.recovery.case import PastFault
@@ -102,6 +102,8 @@ class NodeFaultDedup:
             source=event.source,
             device=event.part,
             idle=event.idle and not event.on,
+            contradicted=event.contradicted,
+            supported=event.supported,
         )
 
     def remember(self, rows: Iterable[models.FaultRecord]) -> None:
@@ -114,17 +116,17 @@ class Announcements:
     """Which faults of nodes were reported to people: one line a cause, as the nodes of one machine share its faults."""
 
     def __init__(self) -> None:
-        self._last = BoundedDict[tuple[str, str, str, bool], float](REMEMBERED)
+        self._last = BoundedDict[tuple[str, str, str, Certainty], float](REMEMBERED)
 
     def is_new(self, fault: Fault, machine: str, now: float) -> bool:
         """Return whether *fault* of *machine* is to be reported at *now* (monotonic), and note that it is.
 
-        What proves a fault is reported, although a line that does not was reported before.
+        What says more is reported, although what says less was reported before: a line that a measurement contradicts, a line, a proof.
         """
         key = (fault.kind, fault.device, machine)
-        if any(now - self._last.get((*key, proven), -REPEATED) < REPEATED for proven in {fault.is_proven, True}):
+        if any(now - self._last.get((*key, more), -REPEATED) < REPEATED for more in Certainty if more >= fault.certainty):
             return False
-        self._last[*key, fault.is_proven] = now
+        self._last[*key, fault.certainty] = now
         return True
 
 

@@ -68,6 +68,7 @@ from holdfast.control.state.generations import Generations
 from holdfast.control.state.incidents import Incidents
 from holdfast.control.state.job_log import JobLog
 from holdfast.detectors.catalogue import CATALOGUE, Fault, RecommendedAction
+from holdfast.detectors.confirmation import UNUSED
 from holdfast.detectors.diagnosis import see
 from holdfast.detectors.evidence import CheckpointFailure, HangLimits, MemstoreFailure
 from holdfast.detectors.log_lines.xids import UNUSABLE
@@ -377,7 +378,10 @@ class EventHandlers:
         )
         if is_new and not (fault.kind in LOAD_KINDS and self._another_job_reported(fault)):
             where = machine or f"{listing(sorted({node, *self.generations.members}))} (one machine)"
-            self.log.record_event(f"{where}: {fault_line(fault.entry.title, fault.quote, fault.entry.action)}")
+            line = fault_line(fault.entry.title, fault.quote, fault.entry.action)
+            if fault.is_ruled_out:
+                line = f"{fault.entry.title}: {fault.quote}. Only shown: {fault.contradicted or UNUSED}"
+            self.log.record_event(f"{where}: {line}")
         self.stragglers.note(fault)
 
     def _another_job_reported(self, fault: Fault) -> bool:

@@ -262,7 +262,8 @@ def _incident(run: JobController, row: models.Incident, faults: list[models.Faul
 
 
 def _fault(row: models.FaultRecord) -> Fault:
-    text = {name: str(row.evidence.get(name, "")) for name in ("quote", "signature", "detail", "source", "device")}
+    names = ("quote", "signature", "detail", "source", "device", "contradicted", "supported")
+    text = {name: str(row.evidence.get(name, "")) for name in names}
     return Fault(kind=row.kind, at=row.at, node=row.node, rank=row.rank, step=row.step, idle=row.evidence.get("idle") is True, **text)
 
 

@@ -57,7 +57,7 @@ def read_network(root: Path = Path("/"), ask: Callable[[str], Counters | Unknown
     """Return the state and the counters of all interfaces with hardware, and of all InfiniBand ports."""
     places = files.entries(root / "sys/class/net")
     nics = places if isinstance(places, Unknown) else tuple(_nic(place, ask) for place in places if (place / "device").exists())
-    return NetworkReading(nics=nics, ib_ports=_ib_ports(root / "sys/class"))
+    return NetworkReading(nics=nics, ib_ports=read_ib_ports(root / "sys/class"))
 
 
 def _nic(place: Path, ask: Callable[[str], Counters | Unknown]) -> Nic:
@@ -76,7 +76,8 @@ def _nic(place: Path, ask: Callable[[str], Counters | Unknown]) -> Nic:
     )
 
 
-def _ib_ports(classes: Path) -> tuple[IbPort, ...] | Unknown:
+def read_ib_ports(classes: Path) -> tuple[IbPort, ...] | Unknown:
+    """Return the state and the counters of all InfiniBand and RoCE ports; *classes* is the folder `/sys/class`."""
     known = files.entries(classes)
     if isinstance(known, Unknown):
         return known
