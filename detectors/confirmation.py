@@ -17,6 +17,7 @@ from holdfast.detectors.catalogue import KERNEL_LOG, TAKES_NODE_OUT, WORKER_OUTP
 from holdfast.detectors.causes import explained
 from holdfast.detectors.evidence import LogLine
 from holdfast.detectors.log_lines.heuristics import OTHERS
+from holdfast.detectors.log_lines.tables import header_of
 
 SURELY: Final = 0.5
 """How strongly one of the two signals has to explain the other, 0 to 1."""
@@ -83,6 +84,8 @@ def _confirms(other: Fault, fault: Fault) -> bool:
     """Return whether *other* is independent of *fault* and shows the same, or what follows from it or leads to it, at about that time."""
     if other.is_ruled_out or other.kind in OTHERS or not _is_independent(other, fault):
         return False
+    if not other.is_proven and header_of(other.quote):
+        return False  # a table that somebody printed does not say since when it counts
     if other.kind == fault.kind:
         return True
     rules = confirming_rules(fault.entry, other.kind)

@@ -14,6 +14,7 @@ from holdfast.detectors.catalogue import CATALOGUE, Fault
 from holdfast.detectors.evidence import HangLimits, WorkerExit
 from holdfast.detectors.log_lines.classification import judge
 from holdfast.detectors.log_lines.heuristics import OTHERS, UNKNOWN
+from holdfast.detectors.log_lines.tables import header_of, in_words
 from holdfast.detectors.sources import exception_report, worker_output
 from holdfast.detectors.training.exceptions import EXCEPTION, kind_of
 from holdfast.detectors.training.process import EXIT_CODE, OTHER_SIGNAL, TELLS, see_exit
@@ -106,9 +107,9 @@ def _matches(seen: WorkerExit) -> list[tuple[str, str, bool]]:
 
 
 def _lines(seen: WorkerExit) -> list[str]:
-    """Return a worker's exception and its last output lines."""
+    """Return a worker's exception and its last output lines, the values of tables in them with their headers."""
     raised = seen.raised or raised_in(seen.output)
-    return [f"{raised.type}: {raised.message}".replace("\n", " ") if raised else "", *seen.output.splitlines()[-LINES:]]
+    return [f"{raised.type}: {raised.message}".replace("\n", " ") if raised else "", *in_words(seen.output.splitlines(), LINES)]
 
 
 def _unknown(seen: WorkerExit, end: Fault) -> Fault:
@@ -131,7 +132,7 @@ def _unknown(seen: WorkerExit, end: Fault) -> Fault:
 @lru_cache(maxsize=4096)
 def _kind(line: str) -> str | None:
     """Return the fault kind of *line*; None if it is benign or unknown."""
-    return judge(line, words=False) if TELLS.search(line) else None
+    return judge(line, words=False) if TELLS.search(line) or header_of(line) else None
 
 
 def _is_known(line: str) -> bool:

@@ -7,8 +7,8 @@ these words as they judge a line. A header counts only within its table, which a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
@@ -19,7 +19,7 @@ MOST_OPEN: Final = 64
 MOST_BETWEEN: Final = 30
 """Lines of others between two lines of a table."""
 DEEPEST: Final = 8
-"""Sections within sections that are remembered."""
+"""Sections within sections that are remembered, and lines of a row."""
 NAME: Final = 80
 """Characters of a name that are repeated with each value."""
 WITHIN: Final = " > "
@@ -104,14 +104,15 @@ FORMATS: Final = (
         shape=Shape.COMMAS,
         label=("index", "gpu_bus_id", "pci.bus_id", "gpu_uuid", "uuid"),
     ),
-    Format(
-        name="nvidia-smi dmon", opens=r"# ?gpu(?: +\w+)+$", found_by=r"# ?gpu +\w", shape=Shape.COLUMNS, row=_NUMBERS
-    ),
+    Format(name="nvidia-smi dmon", opens=r"# ?gpu(?: +\w+)+$", found_by=r"# ?gpu +\w", shape=Shape.COLUMNS, row=_NUMBERS),
     Format(name="dcgmi dmon", opens=r"# ?Entity(?: +\w+)+$", found_by=r"# ?Entity +\w", shape=Shape.COLUMNS, row=_NUMBERS),
     Format(name="dcgmi diag", opens=r"\| Diagnostic +\| Result +\|", found_by=r"\| Diagnostic +\| Result", shape=Shape.BARS),
     Format(name="ethtool -S", opens=r"NIC statistics:$", found_by=r"NIC statistics:[ \t]*$", shape=Shape.SECTIONS),
     Format(
-        name="ip -s link", opens=r"(?:\d+: )?(?P<title>[\w.@-]+): <[A-Z_,-]+> mtu \d", found_by=r": <[A-Z_,-]+> mtu \d", shape=Shape.SECTIONS
+        name="ip -s link",
+        opens=r"(?:\d+: )?(?P<title>[\w.@-]+): <[A-Z_,-]+> mtu \d",
+        found_by=r": <[A-Z_,-]+> mtu \d",
+        shape=Shape.SECTIONS,
     ),
     Format(name="ibstat", opens=r"(?P<title>CA '\w+')$", found_by=r"\bCA '\w+'[ \t]*$", shape=Shape.SECTIONS),
     Format(
@@ -141,14 +142,12 @@ FORMATS: Final = (
         opens=r"(?:Smart Log for NVME device:(?P<title>\S+)|SMART/Health Information)",
         found_by=r"Smart Log for NVME device:|SMART/Health Information",
         shape=Shape.LIST,
-        row=r"[A-Za-z]\w*(?: \w+)*\s*: *\S",
+        row=r"[A-Za-z]\w*(?: \w+)*\s*: *(?:0x[\da-fA-F]+|\d[\d.,]*)(?:%| .{0,30})?\s*$",
     ),
     Format(
         name="ras-mc-ctl", opens=r"(?P<title>\w[\w ]+ (?:events|records)) summary:$", found_by=r" summary:[ \t]*$", shape=Shape.SECTIONS
     ),
-    Format(
-        name="ras-mc-ctl", opens=r"Label\s+CE\s+UE$", found_by=r"Label\s+CE\s+UE", shape=Shape.COLUMNS, row=r"\S+(?:\s+\d+){2}$"
-    ),
+    Format(name="ras-mc-ctl", opens=r"Label\s+CE\s+UE$", found_by=r"Label\s+CE\s+UE", shape=Shape.COLUMNS, row=r"\S+(?:\s+\d+){2}$"),
     Format(
         name="sinfo -R",
         opens=r"REASON +USER +TIMESTAMP +(?:STATE +)?NODELIST",
@@ -171,7 +170,7 @@ FORMATS: Final = (
         found_by=r"\b[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] [A-Z\d][\w .-]+(?: \[[0-9a-f]{4}\])?: ",
         shape=Shape.SECTIONS,
     ),
-)  # fmt: skip
+)
 OPENS: Final = "|".join(one.found_by for one in FORMATS)
 """Any line that begins a table contains this; most others do not."""
 _FORMATS: Final = tuple((one, re.compile(one.opens, re.ASCII), re.compile(one.row, re.ASCII)) for one in FORMATS)
@@ -207,7 +206,7 @@ class _Table:
             return self._bars(body.strip())
         if self.format.shape is Shape.LIST:
             name, _, value = body.partition(":")
-            return self._words([(name, value.lstrip("."))])
+            return self.words([(name, value.lstrip("."))])
         return self._row(body)
 
     def _section(self, body: str) -> list[str] | None:
@@ -216,14 +215,14 @@ class _Table:
             return None
         values = body.split()
         if self.columns and len(values) == len(self.columns[0]) and all(one.isdigit() for one in values):
-            return self._words(zip(self.columns.pop(), values, strict=True))
+            return self.words(zip(self.columns.pop(), values, strict=True))
         while self.path and self.path[-1][0] >= indent:
             self.path.pop()
         name, value, said = body, "", list[str]()
         text = body.rstrip()
         if (at := len(text) - 1 if text.endswith(":") else max(text.rfind(": "), text.rfind(":\t"))) >= 0:
             name, value = text[:at], text[at + 1 :]
-            said = self._words([(name, value)])
+            said = self.words([(name, value)])
         if len(self.path) < DEEPEST:
             self.path.append((indent, name.strip()[:NAME]))
         names = value.split()
@@ -246,7 +245,7 @@ class _Table:
         row = dict(zip(names, cells, strict=True))
         label = next((one for one in self.format.label if one in row), names[0])
         self.path = [(0, row.pop(label)[:NAME].rstrip(":"))]
-        return self._words(row.items())
+        return self.words(row.items())
 
     def _bars(self, body: str) -> list[str] | None:
         if body[0] not in "|+":
@@ -258,15 +257,15 @@ class _Table:
         cells = [one.strip() for one in body.strip("|").split("|")]
         if not self.complete:
             self.columns.append(cells)
-            return []
+            return [] if len(self.columns) <= DEEPEST else None
         names = self.columns[self.lines % len(self.columns)]
         if self.lines % len(self.columns) == 0 and cells[0]:
             self.label = " ".join(cells[0].split())[:NAME]
         self.lines += 1
         self.path = [(0, self.label)]
-        return self._words(zip(names[1:], cells[1:], strict=False))
+        return self.words(zip(names[1:], cells[1:], strict=False))
 
-    def _words(self, values: Iterable[tuple[str, str]]) -> list[str]:
+    def words(self, values: Iterable[tuple[str, str]]) -> list[str]:
         """Return those values that may be a fault, each with all that it is judged with."""
         header = WITHIN.join([self.format.name, *(name for _, name in self.path)])
         return [
@@ -288,6 +287,8 @@ class Tables:
 
     def take(self, line: str) -> list[str] | None:
         """Return the values of *line* that may be a fault, in words; None: it is no line of a table, and judged as it is.
+
+        A line of a table is judged as it is only if it has such values, and no signature knows any of them.
 
         While a table is open, all lines have to come here; otherwise those that contain `OPENS`.
         """
@@ -315,11 +316,10 @@ class Tables:
         text = body.strip()
         if not text or len(text) > LONGEST:
             return None
-        for entry, opens, row in _FORMATS:
-            if found := opens.match(text):
-                break
-        else:
+        begun = next(((entry, row, found) for entry, opens, row in _FORMATS if (found := opens.match(text))), None)
+        if begun is None:
             return None
+        entry, row, found = begun
         title = found.groupdict().get("title")
         table = _Table(
             format=entry,
@@ -331,11 +331,21 @@ class Tables:
         )
         if entry.shape is Shape.PAIRS:
             fields = text.split()[2:]
-            return table._words(zip(fields[::2], fields[1::2], strict=False))  # noqa: SLF001 (its own)
+            return table.words(zip(fields[::2], fields[1::2], strict=False))
         if len(self._open) >= MOST_OPEN:
             del self._open[next(iter(self._open))]
         self._open[key] = table
         return []
+
+
+def in_words(lines: Sequence[str], newest: int) -> list[str]:
+    """Return the *newest* of *lines*, before each line of a table its values that may be a fault: their header may stand before those."""
+    tables, found = Tables(), list[str]()
+    for number, line in enumerate(lines, newest - len(lines)):
+        said = tables.take(line)
+        if number >= 0:
+            found += [line] if said is None else [*said, line] if said else []
+    return found
 
 
 def _columns(shape: Shape, text: str) -> list[list[str]]:

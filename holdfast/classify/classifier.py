@@ -85,8 +85,7 @@ class Classifier:
                 line, number, candidates = lines[index], page.first + index, found.get(index, ())
                 if (self._collector or HEAD in candidates) and self._collect(line, number, page):
                     continue
-                if (self._tables or TABLE in candidates) and (values := self._tables.take(line.decode(errors="replace"))) is not None:
-                    page.faults.extend(self._values(values, number))
+                if (self._tables or TABLE in candidates) and self._read_table(line, number, page):
                     continue
                 if (name := cached.get(index) or (self._kind(line, candidates) if candidates else None)) is not None:
                     page.faults.append(Classification(number, name, line.decode(errors="replace")))
@@ -132,14 +131,22 @@ class Classifier:
             page.inside.add(number)
         return taken
 
-    def _values(self, values: list[str], number: int) -> Iterator[Classification]:
-        """Yield the first of a line's *values* that is a fault with its header."""
-        found = self._matcher.candidates("\n".join(values).encode()) if values else {}
-        for index in sorted(found):
-            numbers = sorted({one for one in found[index] if one < WORDS})
-            if numbers and (name := judge(values[index], numbers, words=False)) is not None:
-                yield Classification(number, name, values[index])
-                return
+    def _read_table(self, line: bytes, number: int, page: Page) -> bool:
+        """Return whether *line* belongs to a table, and classify the first of its values that is a fault with its header, or else itself.
+
+        What is known of the line is of no use here, as its header decides.
+        """
+        text = line.decode(errors="replace")
+        values = self._tables.take(text)
+        if values:
+            texts = [*values, text]
+            found = self._matcher.candidates("\n".join(texts).encode())
+            for index in sorted(found):
+                numbers = sorted({one for one in found[index] if one < WORDS})
+                if numbers and (name := judge(texts[index], numbers, words=False)) is not None:
+                    page.faults.append(Classification(number, name, texts[index]))
+                    break
+        return values is not None
 
     def _kind(self, line: bytes, candidates: Collection[int]) -> str | None:
         """Return the kind of *line*; floods repeat a line with another time stamp, so it is cached."""

@@ -16,6 +16,7 @@ from holdfast.detectors.confirmation import AGREES, BY_POLICY, CONFIRMED_BY, CON
 from holdfast.detectors.evidence import LogLine
 from holdfast.detectors.log_lines.classification import LONGEST
 from holdfast.detectors.log_lines.heuristics import OTHERS
+from holdfast.detectors.log_lines.tables import header_of
 from holdfast.detectors.signatures import SIGNATURES
 from holdfast.detectors.signatures.loading import ANY, Signature
 from holdfast.detectors.training.tracebacks import raised_in
@@ -45,10 +46,14 @@ class Explanation:
     """What would change the verdict."""
     context: tuple[str, ...] = ()
     """Further lines that belong to the same event, each with its kind."""
+    header: str = ""
+    """The header that it was judged with, if it is a value of a table."""
 
     def facts(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yield it for a reader: names, each with one text or several."""
         yield "matched by", (self.matched,)
+        if self.header:
+            yield "judged with its header", (self.header,)
         if self.kind is not None:
             entry = CATALOGUE[self.kind]
             if self.log:
@@ -101,6 +106,7 @@ def explain(text: str, log: str | None = None) -> Explanation:
         recommended_action=str(kind.recommended_action),
         changes=changes,
         context=context,
+        header=header_of(line),
     )
 
 
@@ -128,6 +134,7 @@ def explain_report(kind: str, source: str, quote: str, proof: str, recommended_a
         reason=reason,
         recommended_action=recommended_action,
         changes=tuple(_changes_of_report(fault, reason, acts=acts)),
+        header=header_of(quote),
     )
 
 
