@@ -93,12 +93,13 @@ def test_a_part_that_dies_costs_no_other_its_values(monkeypatch: pytest.MonkeyPa
 def benchmark(place: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     """Run the benchmark on the CPU; return its status and what it has written."""
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--json", str(place / "gpu.json"), *arguments]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
     written: dict[str, Any] = json.loads((place / "gpu.json").read_text())
     assert json.loads(ended.stdout) == written, ended.stderr
     return ended.returncode, written
 
 
+@pytest.mark.timeout(300)
 def test_snapshots_are_measured_on_the_cpu(tmp_path: Path) -> None:
     """With the version that the values depend on; no goal is met without a card."""
     status, found = benchmark(tmp_path, "--gigabytes", "0.002", "--seconds", "0.005", "--only", *SNAPSHOTS)
