@@ -23,7 +23,7 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "policy.yaml": load_policy,
     "scenario.yaml": load_scenario,
 }
-FOREIGN = {"prometheus.yml"}
+FOREIGN = {"prometheus.yml", "node-reader.yaml", "pod.yaml"}
 """Files of other programs."""
 NEEDED = {"name": "from-a-page", "script": "train.py"}
 """What a part of a job file leaves out."""

@@ -14,6 +14,7 @@ import pytest
 from holdfast.agent import server
 from holdfast.agent.node.identity import Identity
 from holdfast.agent.server import AgentServer
+from holdfast.agent.workers import group
 from holdfast.protocol import LineBuffer, connect, encode
 
 LEASE = 60.0
@@ -59,6 +60,7 @@ class Timed:
 def timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Timed]:
     """Give an agent whose lease has just begun."""
     clock = [1000.0]
+    monkeypatch.setattr(group, "children_of", lambda _: [])  # an agent ends all its children; those of this process are other tests' own
     monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=lambda: clock[0], time=time.time))
     made = Timed(tmp_path, clock)
     yield made

@@ -23,7 +23,7 @@ YAML = [
     path
     for folder in ("examples", "deployments")
     for path in sorted((ROOT / folder).rglob("*.yaml"))
-    if path.name not in NO_FILES_OF_OURS and not path.read_text().startswith(("groups:", "apiVersion"))
+    if path.name not in NO_FILES_OF_OURS and not re.search("^(groups|apiVersion):", path.read_text(), re.MULTILINE)
 ]
 
 
