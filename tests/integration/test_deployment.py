@@ -186,7 +186,7 @@ def test_deployed_flows_run_to_their_end(prefect_server: PrefectServer, deployed
     assert moves in (["RUNNING", "COMPLETED"], ["COMPLETED"]), worker.read_text()
     ends = {one["pid"]: one["message"] for one in records if one["logger"] == "prefect.flow_runs" and "Completed" in one["message"]}
     assert {one["pid"] for one in records if one.get("event") == "job.moved"} < ends.keys(), worker.read_text()
-    assert any("1 node in" in message for message in ends.values()), worker.read_text()
+    assert any("1 node: 1 healthy" in message for message in ends.values()), worker.read_text()
 
 
 def test_what_is_filled_in_wrong_is_refused_before_there_is_a_run(prefect_server: PrefectServer, deployed: str) -> None:
@@ -200,8 +200,8 @@ def test_what_is_filled_in_wrong_is_refused_before_there_is_a_run(prefect_server
     for wrong, words in (
         ({}, "'name' is a required property"),
         ({"name": "refused"}, "'script' is a required property"),
-        ({**good, "name": "Bad Name"}, "'Bad Name' does not match 'lowercase letters, digits and dashes"),
-        ({**good, "script": "train.py"}, "'train.py' does not match 'absolute path of a script, or a command"),
+        ({**good, "name": "Bad Name"}, "'name'. Failure reason: 'lowercase letters, digits and dashes, at most 63' was expected"),
+        ({**good, "script": "train.py"}, "'an absolute path, such as /data/train.py, or a command, such as python -m gpt' was expected"),
         ({**good, "advanced": {"checkpoint": {"kep": 3}}}, "'advanced.checkpoint'. Failure reason: Additional properties are not allowed"),
     ):
         answer = submit(prefect_server, **wrong)

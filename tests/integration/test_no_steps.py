@@ -67,7 +67,7 @@ def test_an_error_that_every_start_meets_fails_the_job_without_a_restart(stage: 
     assert play.ends() == 1, play.log()
     assert (play.kinds(), len(queries.generations(stage.history, play.job.id))) == (["user-error"], 1)
     assert [one.action for one in queries.decisions(stage.history, play.job.id)] == ["fail"]
-    assert mentions(play.reason(), quote, "all 2 ranks", "before the first step", cure)
+    assert mentions(play.reason(), quote, "All 2 ranks", "before the first step", cure)
     assert "no checkpoint" not in play.log()
 
 

@@ -165,7 +165,7 @@ def fill_in_the_form(page: Page, address: str, script: str) -> None:
     name.fill("Bad Name")
     expect(page.get_by_role("textbox")).to_have_count(6)  # the run's own name and five fields: nothing of *advanced*
     submit.click()
-    expect(page.get_by_text("'Bad Name' does not match 'lowercase letters, digits and dashes").first).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_text("'lowercase letters, digits and dashes, at most 63' was expected").first).to_be_visible(timeout=PATIENCE)
     expect(page.get_by_text("'script' is a required property").first).to_be_visible(timeout=PATIENCE)
 
     page.reload()  # with what is wrong still on the page, Prefect's UI starts the run at the second press, or at the first one
