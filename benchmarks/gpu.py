@@ -47,6 +47,7 @@ from holdfast.runtime.snapshots.snapshotter import Snapshotter
 from holdfast.runtime.state.training import Training
 from tests.gpu.__main__ import versions
 from tests.runtime.flow_double import FlowDouble, Workers
+from tests.runtime.ranks import torch_imported
 
 GOALS: Final = {
     "fault_to_first_step_2_ranks": 0.5,
@@ -212,8 +213,11 @@ def faults(key: str, device: str, rounds: int, keep: Keep) -> None:
 
 def beside_stock(device: str, rounds: int, seconds: float, keep: Keep) -> None:
     """Keep by turn what a step over a managed group takes longer than one of torch's own, as a fraction, and the latter's seconds."""
-    workers = Workers()
-    with tempfile.TemporaryDirectory(prefix=_prefix(os.getpid()), ignore_cleanup_errors=True) as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix=_prefix(os.getpid()), ignore_cleanup_errors=True) as folder,
+        torch_imported(Path(folder) / "torch") as torch,
+    ):
+        workers = Workers(torch)
         flow = FlowDouble(workers, Path(folder), str(BESIDE_STOCK), 0, device, free_port(), rounds, seconds, ranks=2, stride=1)
         try:
             pids = set(flow.begin().pids.values())

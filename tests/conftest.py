@@ -14,7 +14,10 @@ from hypothesis import HealthCheck, settings
 from holdfast.host import gpu_assignment
 from holdfast.testing.orphans import leftovers, memstores
 from tests.leftovers import memory
+from tests.runtime import ranks
+from tests.runtime.flow_double import Workers
 from tests.scheduling import pytest_addoption, pytest_configure, pytest_xdist_make_scheduler  # noqa: F401 (hooks: the order of tests)
+from tests.shared import run_folder
 from tests.skips import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 (hooks: what may be skipped)
 from tests.waiting import wait_until
 
@@ -58,6 +61,21 @@ def nothing_left_running(tmp_path_factory: pytest.TempPathFactory, nothing_left_
     yield
     base = tmp_path_factory.getbasetemp()
     wait_until(lambda: not leftovers(base), seconds=60, explain=lambda: "Left running:\n" + "\n".join(leftovers(base)))
+
+
+@pytest.fixture(scope="session")
+def torch_imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Give the socket of a process that has imported what ranks need, once for all workers: three seconds and a half of a core."""
+    with ranks.torch_imported(run_folder(tmp_path_factory) / "torch") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def workers(torch_imported: Path) -> Iterator[Workers]:
+    """Give a process that forks workers of managed groups with torch already imported."""
+    server = Workers(torch_imported)
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

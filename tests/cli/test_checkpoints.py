@@ -40,9 +40,9 @@ from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Made:
+def original(torch_imported: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """Give what two real ranks left: checkpoints of steps 11 and 12, snapshots of steps 9 to 11."""
-    ranks = Ranks(tmp_path_factory.mktemp("ranks"))
+    ranks = Ranks(torch_imported, tmp_path_factory.mktemp("ranks"))
     try:
         return make(ranks, tmp_path_factory.mktemp("made"))
     finally:

@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 from tests.gpu.record import pytest_collection_finish, pytest_runtest_logreport, pytest_runtest_logstart  # noqa: F401 (hooks)
-from tests.runtime.conftest import _no_agent_around, agent, job, workers  # noqa: F401 (fixtures)
+from tests.runtime.conftest import _no_agent_around, agent, job  # noqa: F401 (fixtures)

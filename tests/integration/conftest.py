@@ -17,7 +17,8 @@ import pytest
 
 from holdfast.host.gpu_assignment import VISIBLE, visible_gpus
 from holdfast.host.ports import free_port
-from tests.integration.flow_server import Flows
+from tests.imported import imported
+from tests.integration.flow_server import IMPORTS, Flows
 from tests.integration.stage import Stage
 from tests.runtime.flow_double import Workers
 from tests.shared import locked, run_folder, shared_server
@@ -101,12 +102,20 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory, prefect_database: P
         yield server
 
 
+@contextmanager
+def flows_in(place: Path, server: PrefectServer) -> Iterator[Flows]:
+    """Give what starts flows that talk to *server*; all who name the same place share what takes them long to import."""
+    with imported(place, server.environment, *IMPORTS) as ready:
+        flows = Flows(ready, server.environment)
+        yield flows
+        flows.close()
+
+
 @pytest.fixture(scope="session")
-def flows(prefect_server: PrefectServer) -> Iterator[Flows]:
+def flows(prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flows]:
     """Give what starts flows that talk to the Prefect server."""
-    flows = Flows(prefect_server.environment)
-    yield flows
-    flows.close()
+    with flows_in(run_folder(tmp_path_factory) / "flows", prefect_server) as flows:
+        yield flows
 
 
 @pytest.fixture
@@ -121,9 +130,8 @@ def stage(prefect_server: PrefectServer, flows: Flows, tmp_path_factory: pytest.
 
 
 @pytest.fixture(scope="session")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., None]]:
+def alone(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
     """Give what runs a script and its arguments on two ranks, or on more, to their end, with neither flow nor agent around them."""
-    workers = Workers()
 
     def run(*argv: object, ranks: int = 2) -> None:
         folder, size = tmp_path_factory.mktemp("a"), str(ranks)
@@ -139,5 +147,4 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., No
         wait_until(over, seconds=200)
         assert {ended[pid] for pid in pids} == {0}, [path.read_text() for path in folder.glob("*.log")]
 
-    yield run
-    workers.close()
+    return run

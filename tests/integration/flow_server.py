@@ -1,4 +1,4 @@
-"""Import Prefect and the flow once, then fork a flow for each order: a program that `Flows` speaks with over its pipes.
+"""Fork a flow for each order: a program that `Flows` speaks with, itself forked from a process that has Prefect and the flow imported.
 
 Nothing here starts a thread or a connection before the fork, so a fork is as good as ``python -m holdfast.flows.training_job``, and three
 seconds of a core cheaper. That those words themselves work is seen wherever a test uses the command, and where a stage has its own Prefect
@@ -8,8 +8,6 @@ server.
 from __future__ import annotations
 
 import atexit
-import gc
-import importlib
 import json
 import os
 import signal
@@ -21,55 +19,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from tests.imported import Program
 from tests.reaping import Children
 from tests.waiting import wait_until
 
 ROOT: Final = Path(__file__).parents[2]
-WHAT_A_FLOW_IMPORTS: Final = ("fastapi", "graphviz", "prefect.flow_engine", "prefect.task_engine", "sqlalchemy.dialects.sqlite")
-"""When it runs, and not when it is imported: a third of the work of a short one."""
+IMPORTS: Final = (
+    *("holdfast.flows.training_job", "holdfast.prefect_client.flow_program", "tests.integration.flow_server"),
+    *("fastapi", "graphviz", "prefect.flow_engine", "prefect.task_engine", "sqlalchemy.dialects.sqlite"),
+)
+"""What a flow is, and what it imports when it runs, which is a third of the work of a short one."""
 
 
 class Flows:
     """The tests' end: starts flows, and knows how they ended."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, imported: Path, environment: Mapping[str, str]) -> None:
+        """Have the process at the socket *imported*, which has `IMPORTS` imported with the Prefect of *environment*, fork the server."""
         self.prefect = prefect_of(environment)
-        self._lock = threading.Lock()
-        self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.flow_server"],
-            cwd=ROOT,
-            env={**environment, "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._ask({}) == {}
+        self._server = Program(imported, "tests.integration.flow_server", environment={**environment, "PYTHONPATH": str(ROOT)})
+        assert self._server.ask({}) == {}
 
     def start(self, spec: Path, log: Path, environment: Mapping[str, str]) -> Flow:
         """Start a flow for the job that *spec* describes, with *environment* and nothing else of ours; what it prints goes to *log*."""
         assert prefect_of(environment) == self.prefect, "Prefect's settings are read when it is imported"
-        return Flow(int(self._ask({"spec": str(spec), "log": str(log), "environment": dict(environment)})["pid"]), self)
+        return Flow(int(self._server.ask({"spec": str(spec), "log": str(log), "environment": dict(environment)})["pid"]), self)
 
     def ended(self, pid: int) -> int | None:
         """Return the exit status (negative: the signal) of a flow that has ended."""
-        status = self._ask({}).get(str(pid))
+        status = self._server.ask({}).get(str(pid))
         return None if status is None else int(status)
-
-    def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
-        with self._lock:
-            assert self._server.stdin is not None
-            assert self._server.stdout is not None
-            self._server.stdin.write(json.dumps(order) + "\n")
-            self._server.stdin.flush()
-            line = self._server.stdout.readline()
-        assert line, f"the server of flows ended: {self._server.poll()}"
-        answer: dict[str, Any] = json.loads(line)
-        return answer
 
     def close(self) -> None:
         """End the server; flows are the stages' to end."""
-        self._server.kill()
-        self._server.communicate()
+        self._server.close()
 
 
 @dataclass
@@ -106,17 +89,11 @@ def prefect_of(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith("PREFECT_")}
 
 
-def main() -> int:
-    """Serve one order after another until the pipe ends; in a fork, become the flow."""
+def main() -> None:
+    """Serve one order after another until there are no more; in a fork, become the flow."""
     from holdfast.flows.training_job import training_job  # noqa: PLC0415
     from holdfast.prefect_client import flow_program  # noqa: PLC0415 (the tests' end needs none of it)
 
-    for module in WHAT_A_FLOW_IMPORTS:
-        importlib.import_module(module)
-    assert threading.active_count() == 1, "a fork would lack the threads of what was imported"
-
-    gc.collect()
-    gc.freeze()  # collections in the forks are short, and their memory stays shared
     children = Children()
     for line in sys.stdin:
         order = json.loads(line)
@@ -132,7 +109,6 @@ def main() -> int:
             answer = children.ended()
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
-    return 0
 
 
 def end(status: int) -> NoReturn:
@@ -155,7 +131,3 @@ def become(log: str, environment: dict[str, str]) -> None:
     os.close(out)
     os.environ.clear()
     os.environ.update(environment)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

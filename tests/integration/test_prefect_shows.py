@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import PrefectServer, prefect_server_in
+from tests.integration.conftest import PrefectServer, flows_in, prefect_server_in
 from tests.integration.flow_server import Flows
 from tests.integration.prefect_api import ask
 from tests.integration.stage import Play, Stage
@@ -74,11 +74,10 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory, prefect_database: P
 
 
 @pytest.fixture(scope="module")
-def flows(prefect_server: PrefectServer) -> Iterator[Flows]:
+def flows(prefect_server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flows]:
     """Give what starts flows that talk to that server."""
-    flows = Flows(prefect_server.environment)
-    yield flows
-    flows.close()
+    with flows_in(tmp_path_factory.mktemp("flows"), prefect_server) as flows:
+        yield flows
 
 
 @pytest.fixture(scope="module")

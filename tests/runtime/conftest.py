@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ from tests.runtime.ranks import Ranks
 
 
 @pytest.fixture(scope="session")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+def ranks(torch_imported: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     """Give a process that forks ranks with torch already imported."""
-    server = Ranks(tmp_path_factory.mktemp("ranks"))
+    server = Ranks(torch_imported, tmp_path_factory.mktemp("ranks"))
     yield server
     server.close()
 
@@ -35,14 +36,6 @@ def _no_agent_around(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"HOLDFAST_{name}", raising=False)
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture(scope="session")
-def workers() -> Iterator[Workers]:
-    """Give a process that forks workers of managed groups with torch already imported."""
-    server = Workers()
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,6 @@ import os
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +17,7 @@ from typing import Any, TypeVar
 from holdfast.host.ports import free_port
 from holdfast.memstore.shared_memory import labels
 from holdfast.protocol import LineBuffer, Message, encode, listen
+from tests.imported import Program
 from tests.runtime.ranks import ROOT
 from tests.waiting import wait_until
 
@@ -33,53 +32,25 @@ SECONDS = 60.0
 class Workers:
     """A process that has torch imported and forks workers from itself."""
 
-    def __init__(self, *imports: str) -> None:
-        """Start it; workers find the modules *imports* imported too."""
+    def __init__(self, torch: Path, *imports: str) -> None:
+        """Have the process at the socket *torch* fork it; workers find the modules *imports* imported too."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         self.environment = environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        self._lock = threading.Lock()
-        self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.runtime.group_server", *imports],
-            cwd=ROOT,
-            env=self.environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert "ready" in self._answer()
+        self._server = Program(torch, "tests.runtime.group_server", *imports, environment=self.environment)
+        assert "ready" in self._server.answer()
 
     def fork(self, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
         """Start a worker that runs *argv*; return its pid."""
-        answer = self._ask(
-            {"argv": list(argv), "environment": {**self.environment, **environment}, "log": str(log), "directory": str(ROOT)}
-        )
-        return int(answer["pid"])
+        order = {"argv": list(argv), "environment": {**self.environment, **environment}, "log": str(log), "directory": str(ROOT)}
+        return int(self._server.ask(order)["pid"])
 
     def ended(self) -> dict[int, int]:
         """Return the exit status (negative: the signal) of every worker that has ended, by pid."""
-        return {int(pid): status for pid, status in self._ask({}).items()}
-
-    def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
-        with self._lock:
-            assert self._server.stdin is not None
-            self._server.stdin.write(json.dumps(order) + "\n")
-            self._server.stdin.flush()
-            return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._server.stdout is not None
-        line = self._server.stdout.readline()
-        assert line, f"the server of workers ended: {self._server.poll()}"
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return {int(pid): status for pid, status in self._server.ask({}).items()}
 
     def close(self) -> None:
         """End the server; workers that are left die with it."""
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.close()
-        self._server.wait(60)
-        self._server.stdout.close()
+        self._server.close()
 
 
 @dataclass(frozen=True, slots=True)

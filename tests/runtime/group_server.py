@@ -1,4 +1,4 @@
-"""Import torch once, then fork workers that run scripts as real ones do: a program that `flow_double.Workers` speaks with over its pipes.
+"""Fork workers that run scripts as real ones do: a program that `flow_double.Workers` speaks with, forked from one that has torch imported.
 
 Nothing here runs an operator or a thread before the fork, so a fork is as good as a fresh interpreter, and costs no import.
 """
@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import atexit
 import gc
-import importlib
 import json
 import os
 import sys
 import time
-from contextlib import redirect_stdout
 from typing import Any, NoReturn
 
 import numpy as np  # noqa: F401 (all of these: a worker finds them imported, as the starter of a real one leaves them)
@@ -33,9 +31,6 @@ from tests.reaping import Children
 def main() -> None:
     """Serve one order after another until the pipe ends; in a fork, become the worker."""
     become_subreaper()
-    with redirect_stdout(sys.stderr):  # the pipe is for answers alone, and some libraries print when they are imported
-        for name in sys.argv[1:]:
-            importlib.import_module(name)
     gc.collect()
     gc.freeze()  # as the starter of a real worker does: collections in the forks are short, and their memory stays shared
     say({"ready": torch.__version__})
@@ -67,7 +62,3 @@ def say(message: dict[str, Any]) -> None:
     """Answer with one line."""
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,10 @@
-"""Import torch once, then fork real ranks for each scenario: a program that `ranks.Ranks` speaks with over its pipes.
+"""Fork real ranks for each scenario: a program that `ranks.Ranks` speaks with, itself forked from a process that has torch imported.
 
 Nothing here runs an operator before the fork, so a fork is as good as a fresh interpreter, and costs no import.
 """
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
@@ -27,8 +26,6 @@ from holdfast.runtime.agent_client import link
 
 def main() -> None:
     """Serve one scenario after another until the pipe ends."""
-    gc.collect()
-    gc.freeze()  # as the starter of a real worker does: collections in the forks are short, and their memory stays shared
     say({"ready": torch.__version__})
     for line in sys.stdin:
         order = json.loads(line)
@@ -70,7 +67,3 @@ def say(message: dict[str, Any]) -> None:
     """Answer with one line."""
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()

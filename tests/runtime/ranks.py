@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from holdfast.host.ports import free_port
+from tests.imported import Program, imported
 
 ROOT = Path(__file__).parent.parent.parent
+
+
+@contextmanager
+def torch_imported(place: Path) -> Iterator[Path]:
+    """Give the socket of a process that has imported what ranks need, with its files in *place* (see `tests.imported`)."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")} | {"OMP_NUM_THREADS": "1"}
+    with imported(place, environment, "tests.runtime.group_server", "tests.runtime.rank_server") as server:
+        yield server
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +37,14 @@ class Ended:
 class Run:
     """Ranks at work; `wait` for their ends."""
 
-    def __init__(self, server: subprocess.Popen[str], folder: Path) -> None:
+    def __init__(self, server: Program, folder: Path) -> None:
         self._server, self._folder = server, folder
         self.ended = False
-        self.pids: list[int] = self._answer()["pids"]
+        self.pids: list[int] = server.answer()["pids"]
 
     def wait(self) -> list[Ended]:
         """Return how each rank ended."""
-        statuses = self._answer()["statuses"]
+        statuses = self._server.answer()["statuses"]
         self.ended = True
         return [Ended(status, self._result(rank), (self._folder / f"{rank}.log").read_text()) for rank, status in enumerate(statuses)]
 
@@ -52,31 +59,17 @@ class Run:
         path = self._folder / f"{rank}.json"
         return json.loads(path.read_text() or "null")
 
-    def _answer(self) -> dict[str, Any]:
-        assert self._server.stdout is not None
-        line = self._server.stdout.readline()
-        assert line, f"the rank server ended: {self._server.poll()}"
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
 
 class Ranks:
     """A process that has torch imported and forks ranks from itself; one run at a time."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, torch: Path, base: Path) -> None:
+        """Have the process at the socket *torch* fork it; each run has a folder in *base*."""
         self._base, self._runs = base, 0
         self._latest: Run | None = None
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
-        self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.runtime.rank_server"],
-            cwd=ROOT,
-            env=environment | {"OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._server.stdout is not None
-        assert "ready" in self._server.stdout.readline()
+        self._server = Program(torch, "tests.runtime.rank_server", environment=environment | {"OMP_NUM_THREADS": "1"})
+        assert "ready" in self._server.answer()
 
     def start(self, scenario: str, ranks: int, environment: Mapping[str, str] | None = None, **arguments: Any) -> Run:
         """Start *scenario* (a function of ``scenarios.py``) on so many *ranks*."""
@@ -92,9 +85,7 @@ class Ranks:
             "environment": {**world, **(environment or {})},
             "arguments": {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()},
         }
-        assert self._server.stdin is not None
-        self._server.stdin.write(json.dumps(order) + "\n")
-        self._server.stdin.flush()
+        self._server.say(order)
         self._latest = Run(self._server, folder)
         return self._latest
 
@@ -114,8 +105,4 @@ class Ranks:
     def close(self) -> None:
         """End the server."""
         self._end_latest()
-        assert self._server.stdin is not None
-        self._server.stdin.close()
-        self._server.wait(60)
-        assert self._server.stdout is not None
-        self._server.stdout.close()
+        self._server.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +19,9 @@ from tests.runtime.test_groups_bit_equality import start_hot_spares, taken_over
 
 
 @pytest.fixture(scope="module")
-def accelerated() -> Iterator[Workers]:
+def accelerated(torch_imported: Path) -> Iterator[Workers]:
     """Give a process that forks workers with Accelerate already imported."""
-    server = Workers("accelerate")
+    server = Workers(torch_imported, "accelerate")
     yield server
     server.close()
 

@@ -38,9 +38,9 @@ def run(workers: Workers, folder: Path, stage: int, *, chaos: list[dict[str, Any
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
+def workers(torch_imported: Path) -> Iterator[Workers]:
     """Give a process that forks workers with DeepSpeed already imported."""
-    server = Workers("examples.deepspeed_zero")
+    server = Workers(torch_imported, "examples.deepspeed_zero")
     yield server
     server.close()
 

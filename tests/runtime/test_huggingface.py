@@ -30,9 +30,9 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 
 @pytest.fixture(scope="module")
-def trainers() -> Iterator[Workers]:
+def trainers(torch_imported: Path) -> Iterator[Workers]:
     """Give a process that forks workers with transformers already imported."""
-    server = Workers("transformers.trainer", "transformers.models.gpt2.modeling_gpt2")
+    server = Workers(torch_imported, "transformers.trainer", "transformers.models.gpt2.modeling_gpt2")
     yield server
     server.close()
 

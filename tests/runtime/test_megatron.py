@@ -67,10 +67,10 @@ def test_megatron_lm_calls_this_module_in_place_of_its_own(agent: AgentDouble, t
     assert run(f"{here}megatron.on_training_step_end()").stderr == ""
 
 
-def test_a_model_of_megatron_core_resumes_bit_equal(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_model_of_megatron_core_resumes_bit_equal(torch_imported: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Tensor-parallel over two ranks, one of which is killed: the loop's own checkpoint, and steps, losses and sections are reported."""
     needs("megatron.core")
-    workers = Workers("examples.megatron_core")
+    workers = Workers(torch_imported, "examples.megatron_core")
     results, flows = [], []
     for chaos in ([], [fault(1, "begin", 8)]):
         flow = FlowDouble(workers, tmp_path_factory.mktemp("f"), "saves_itself", "megatron", ranks=2, stride=1, chaos=chaos, groups="auto")

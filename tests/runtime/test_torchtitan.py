@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,9 +24,9 @@ STEPS = 12
 
 
 @pytest.fixture(scope="module")
-def titans(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+def titans(torch_imported: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     """Give a process that forks workers with torchtitan already imported."""
-    server = Workers("examples.torchtitan_debug", "torchtitan.trainer")
+    server = Workers(torch_imported, "examples.torchtitan_debug", "torchtitan.trainer")
     yield server
     server.close()
 
