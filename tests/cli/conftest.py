@@ -17,6 +17,7 @@ from holdfast.errors import OperatorError
 from holdfast.exit_codes import OPERATOR_ERROR
 from holdfast.history.store import History
 from tests.cli.written_history import Author, a_running_job
+from tests.fresh_history import fresh_history
 from tests.ssh.conftest import Site
 from tests.ssh.sshd import PROGRAM as SSHD
 
@@ -81,7 +82,7 @@ def refused(done: Done, error: OperatorError) -> bool:
 @pytest.fixture
 def book(holdfast_home: Path) -> Iterator[History]:
     """Give the open history that the command line will read."""
-    history = History.open()
+    history = fresh_history(holdfast_home / "history.db")
     yield history
     history.close()
 

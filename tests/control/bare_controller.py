@@ -16,8 +16,9 @@ from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.detach import Detach
 from holdfast.control.supervisor.flow_run import FlowRun
 from holdfast.control.supervisor.requests import Requests
-from holdfast.history import History, Recorder, models, queries
+from holdfast.history import Recorder, models, queries
 from holdfast.spec import Cluster, LocalCluster, TrainingJob
+from tests.fresh_history import fresh_history
 
 
 @contextmanager
@@ -25,7 +26,7 @@ def bare_controller(
     place: Path, membership: dict[str, list[int]], *, cluster: Cluster | None = None, **spec: Any
 ) -> Iterator[JobController]:
     """Return the controller of a job in its first generation, whose history is in *place*; *spec*: keys of its job file."""
-    history = History.open(f"sqlite:///{place / 'history.db'}")
+    history = fresh_history(place / "history.db")
     recorder = Recorder(history, place / "outbox_path")
     keys = {"name": "j", "command": [sys.executable], "workdir": str(place), "nnodes": len(membership), **spec}
     job_file = TrainingJob.model_validate(keys)

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from holdfast.history import History
+from tests.fresh_history import fresh_history
 
 
 @pytest.fixture
 def history(holdfast_home: Path) -> Iterator[History]:
     """Return the empty history of this home."""
-    opened = History.open(f"sqlite:///{holdfast_home / 'history.db'}")
+    opened = fresh_history(holdfast_home / "history.db")
     yield opened
     opened.close()

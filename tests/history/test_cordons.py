@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 from hypothesis import settings
 from sqlalchemy import func
@@ -28,6 +29,7 @@ from holdfast.policies.nodes.cordons import (
     Rules,
 )
 from holdfast.policies.nodes.node_states import NodeState
+from tests.fresh_history import fresh_history
 from tests.history.children import Child
 from tests.history.rows import service_moves
 from tests.policies.test_quarantine_properties import NAMES, RULES, Wards
@@ -52,7 +54,7 @@ class RecordedCordons(Wards):
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
-        self.history = History.open(f"sqlite:///{self.folder.name}/history.db")
+        self.history = fresh_history(Path(self.folder.name) / "history.db")
         self.place = CordonTable(cluster="c", names=NAMES, rules=RULES)
 
     def teardown(self) -> None:

@@ -25,6 +25,7 @@ from holdfast.history.models import (
     StepRecord,
 )
 from holdfast.history.store import History
+from tests.fresh_history import fresh_history
 
 BEGAN = 1_790_000_000.0
 SPEC: dict[str, Any] = {
@@ -282,4 +283,4 @@ def three_incidents(history: History) -> Job:
 
 def open_history(folder: Path) -> History:
     """Open a fresh history in *folder*."""
-    return History.open(f"sqlite:///{folder / 'history.db'}")
+    return fresh_history(folder / "history.db")

@@ -300,7 +300,7 @@ def test_a_call_that_never_returns_costs_the_process_after_the_abort(
 ) -> None:
     """The communicators are aborted all the same: the call may wait for an operation that never ends."""
     replaced: list[str] = []
-    for name, value in (("CALL_SECONDS", 0.05), ("ABORT_SECONDS", 10.0), ("replace_process", replaced.append)):
+    for name, value in (("CALL_SECONDS", 0.05), ("ABORT_SECONDS", 4.0), ("replace_process", replaced.append)):
         monkeypatch.setattr(device_library, name, value)
     (device, group), _ = pair
     device.launches.clear()

@@ -13,6 +13,7 @@ import torch.distributed.checkpoint as dcp
 from holdfast.history import History
 from holdfast.runtime.checkpoint import manifest
 from holdfast.runtime.checkpoint.manifest import WrittenFile
+from tests.fresh_history import fresh_history
 from tests.ssh.conftest import Site
 from tests.ssh.sshd import PROGRAM
 
@@ -22,7 +23,7 @@ Save = Callable[[Path, int], Path]
 @pytest.fixture
 def history(holdfast_home: Path) -> Iterator[History]:
     """Give the empty history of this home."""
-    opened = History.open(f"sqlite:///{holdfast_home / 'history.db'}")
+    opened = fresh_history(holdfast_home / "history.db")
     yield opened
     opened.close()
 
