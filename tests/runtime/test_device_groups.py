@@ -264,7 +264,12 @@ def test_the_wait_for_a_work_that_has_failed_aborts_no_communicator_by_itself(
     """It was found failed when it was asked whether it has run. Its own wait would abort one communicator, in the thread that trains."""
     (device, group), _ = pair
     aborting, real = list[str](), StandInCommunicator.abort
-    monkeypatch.setattr(StandInCommunicator, "abort", lambda one: (aborting.append(threading.current_thread().name), real(one)))
+
+    def abort(one: StandInCommunicator) -> None:
+        aborting.append(threading.current_thread().name)
+        real(one)
+
+    monkeypatch.setattr(StandInCommunicator, "abort", abort)
     alone = torch.full((2,), 3.0)
     waiting = group.allreduce([alone])
     device.communicators[0].error = "ncclRemoteError"
