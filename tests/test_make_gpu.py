@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu.__main__ import ROOT, run, table
+from tests.gpu.__main__ import ROOT, not_shared, run, table
 from tests.gpu.one_card import settings
 from tests.gpu.record import Outcome
 from tests.mentions import mentions
@@ -74,6 +74,13 @@ def test_without_a_card_one_sentence_says_what_is_missing() -> None:
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("\n") == 1
     assert mentions(ended.stdout, "nothing was run", "torch")
+
+
+def test_a_card_that_one_process_may_use_is_named_as_such() -> None:
+    """Each rank would fail otherwise, in words of CUDA's."""
+    assert mentions(not_shared("Exclusive_Process") or "", "compute mode is Exclusive_Process", "nvidia-smi -c DEFAULT")
+    assert not_shared("Default") is None
+    assert not_shared("unknown (FileNotFoundError)") is None
 
 
 def test_ranks_that_share_a_card_look_like_different_hosts_or_say_so() -> None:

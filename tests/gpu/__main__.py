@@ -36,18 +36,30 @@ def missing() -> str | None:
         return f"torch {torch.__version__} is built without CUDA: install one that has it"
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} finds no NVIDIA GPU here (`nvidia-smi` says why, CUDA_VISIBLE_DEVICES may hide it)"
+    return not_shared(_asked("compute_mode"))
+
+
+def not_shared(mode: str) -> str | None:
+    """Return why several processes cannot use a card in this compute *mode* of the driver's; None where they can."""
+    if mode in {"Exclusive_Process", "Prohibited"}:
+        return f"the card's compute mode is {mode}, and the ranks share it: set it by `nvidia-smi -c DEFAULT`"
     return None
 
 
 def versions() -> dict[str, str]:
     """Return the card and the versions that results depend on."""
-    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-    try:
-        driver = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
-    except (OSError, subprocess.SubprocessError) as error:
-        driver = f"unknown ({type(error).__name__})"
+    driver = _asked("driver_version")
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
     return {"card": torch.cuda.get_device_name(0), "driver": driver, "torch": str(torch.__version__), "NCCL": nccl}
+
+
+def _asked(field: str) -> str:
+    """Return what the driver says of the card."""
+    asked = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader", f"--id={_card()}"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"unknown ({type(error).__name__})"
 
 
 def table(found: Sequence[Outcome], facts: Mapping[str, str]) -> str:

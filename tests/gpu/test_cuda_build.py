@@ -28,6 +28,7 @@ CALLS = {
     "_group_end": 0,
     "_start_coalescing": 0,
     "_end_coalescing": 0,
+    "_comm_ptr": 0,
     "_get_sequence_number_for_group": 0,
     "_set_default_timeout": 1,
     "abort": 0,
@@ -96,6 +97,16 @@ def test_an_error_of_a_communicator_has_a_name() -> None:
     errors: Any = torch._C._distributed_c10d.ErrorType
     assert errors.SUCCESS.name == "SUCCESS"
     assert {"COMM_ERROR", "TIMEOUT"} <= set(errors.__members__)
+
+
+def test_the_nccl_of_torch_can_be_asked_for_the_state_of_a_communicator() -> None:
+    """Found where torch looks it up. It knows these results by number, and refuses what is no communicator."""
+    state = nccl.communicator_state()
+    assert state is not None
+    result, text = state.failure(0)
+    assert (result, text.partition(" (")[0]) == (4, "invalid argument")
+    names = {number: state._name(number).decode().partition(" (")[0] for number in (nccl._CUDA_ERROR, nccl._IN_PROGRESS)}
+    assert names == {1: "unhandled cuda error", 7: "NCCL operation in progress"}
 
 
 def test_torch_reads_the_settings_that_are_made_for_it() -> None:

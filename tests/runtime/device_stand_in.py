@@ -7,6 +7,7 @@ as CUDA and NCCL do where the runtime depends on it:
   place where it was given to the library; a wait for it holds up that queue, and not the host.
 - An operation whose peer has died, or has aborted, never ends by itself. It occupies the device until its communicator is aborted; whether
   the library reports an error meanwhile is a setting, as that depends on what connects the ranks (`reports_errors`).
+- A work that was asked whether it has run, after its communicator has failed, says so, and its wait aborts that communicator alone.
 - An abort waits until the whole device is idle, so that aborting one communicator after the other waits for ever.
 - A call that starts an operation may block (`launches`). An abort meanwhile takes the communicator from under it, and it never returns.
 - A collective whose options ask for no work (``asyncOp``) holds up the queue of computation by itself, and returns None.
@@ -79,17 +80,23 @@ class Event:
 class Work:
     """An operation in the queue of a communicator."""
 
-    def __init__(self, device: StandIn, outputs: list[Tensor]) -> None:
-        self._device, self._outputs, self.done = device, outputs, Event(device)
+    def __init__(self, device: StandIn, communicator: StandInCommunicator, outputs: list[Tensor]) -> None:
+        self._device, self._communicator, self._outputs, self.done = device, communicator, outputs, Event(device)
+        self._failed = ""
 
-    def wait(self, _timeout: timedelta | None = None) -> bool:
+    def wait(self) -> bool:
         """Have the queue of computation wait, and return."""
         self._device.computation.put(self.done.passed.wait)
+        if self._failed:
+            self._communicator.abort()
+            raise dist.DistBackendError(f"NCCL error: {self._failed}")
         return True
 
     def is_completed(self) -> bool:
-        """Return whether it has run."""
-        return self.done.passed.is_set()
+        """Return whether it has run, or its communicator has failed."""
+        if not self._communicator.aborted.is_set() and self._device.failure(self._communicator):
+            self._failed = self._communicator.error
+        return bool(self._failed) or self.done.passed.is_set()
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future that is fulfilled: its values arrive when the device has run it."""
@@ -138,7 +145,7 @@ class StandInCommunicator:
                 threading.Event().wait()  # as torch does that asks NCCL for the state of a communicator that is gone
         if self._device.refuses:
             raise dist.DistBackendError("NCCL error: ncclRemoteError: A call failed possibly due to a remote process exited prematurely")
-        work, ready = Work(self._device, outputs), self._device.record()
+        work, ready = Work(self._device, self, outputs), self._device.record()
         with self._lock:
             self.running += 1
 

@@ -65,8 +65,8 @@ class FakeNccl:
         def __init__(self) -> None:
             self.config = SimpleNamespace(blocking=1)
 
-    def __init__(self, cuda: FakeCuda, rank: int, size: int, options: Any) -> None:
-        self.cuda, self.rank, self.size, self.options = cuda, rank, size, options
+    def __init__(self, cuda: FakeCuda, store: dist.Store, rank: int, size: int, options: Any) -> None:
+        self.cuda, self.store, self.rank, self.size, self.options = cuda, store, rank, size, options  # torch's keeps the store as well
         self.aborted, self.error = False, "SUCCESS"
         self.connected_to: list[torch.device] = []
         self.summed: list[torch.device] = []
@@ -82,6 +82,11 @@ class FakeNccl:
         self.summed += [one.device for one in tensors]
         return SimpleNamespace(wait=lambda: self.cuda.note("wait for the sum"))
 
+    def _comm_ptr(self) -> int:
+        """Return an address."""
+        self.cuda.note("communicator asked for")
+        return 4096 + self.rank
+
     def get_error(self) -> Any:
         """Return what torch's watchdog has noticed."""
         return SimpleNamespace(name=self.error)
@@ -89,6 +94,12 @@ class FakeNccl:
     def abort(self) -> None:
         """Record it."""
         self.aborted = True
+
+    def _group_start(self) -> None:
+        self.cuda.note("group start")
+
+    def _group_end(self) -> None:
+        self.cuda.note("group end")
 
 
 class FakeCuda:
@@ -117,9 +128,9 @@ class FakeCuda:
         }.items():
             patched.setattr(torch.cuda, name, value)
 
-        def make(_store: dist.Store, rank: int, size: int, options: Any) -> FakeNccl:
+        def make(store: dist.Store, rank: int, size: int, options: Any) -> FakeNccl:
             self.note("backend made")
-            self.backends.append(FakeNccl(self, rank, size, options))
+            self.backends.append(FakeNccl(self, store, rank, size, options))
             return self.backends[-1]
 
         make.Options = FakeNccl.Options  # type: ignore[attr-defined]

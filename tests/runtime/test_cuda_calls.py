@@ -171,6 +171,40 @@ def test_members_connect_once_all_have_come_on_the_gpu_of_their_rank(cuda: FakeC
     assert len(set(used)) == 2
 
 
+class StateOf:
+    """What NCCL says of the communicators, by address: its result."""
+
+    def __init__(self) -> None:
+        self.results: dict[int, int] = {}
+
+    def failure(self, communicator: int) -> tuple[int, str]:
+        """Return one that has failed."""
+        return self.results.get(communicator, 0), "remote process exited"
+
+
+def test_nccl_itself_is_asked_for_the_state_of_a_communicator(cuda: FakeCuda, library: nccl.Nccl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From when it has connected until it is aborted. torch's watchdog says nothing; a failed call of CUDA's is no lost peer."""
+    state = StateOf()
+    monkeypatch.setattr(library, "_state", state)
+    cuda.runs.set()
+    store = dist.HashStore()
+    members = [Member(store, rank, 2) for rank in (0, 1)]
+    for one in members:
+        one.end()
+    assert cuda.devices_of("communicator asked for") == [3, 3]
+    first, second = (one.group[0] for one in members)
+    assert (first.failure(), second.failure()) == ("", "")
+    state.results = {4096: 6}
+    assert (first.failure(), second.failure()) == ("NCCL reports for a communicator: remote process exited", "")
+    state.results = {4097: 1}
+    with pytest.raises(dist.DistBackendError) as failed:
+        second.failure()
+    assert is_device_error(failed.value)
+    assert not is_peer_loss(failed.value)
+    second.abandon()
+    assert second.failure() == ""
+
+
 @pytest.mark.parametrize("how", ["given up", "failed", "a failed GPU"])
 def test_a_communicator_that_does_not_come_to_carry_an_operation_is_aborted(cuda: FakeCuda, library: nccl.Nccl, how: str) -> None:
     """Because its group was given up meanwhile, or what torch's watchdog says, or the GPU."""

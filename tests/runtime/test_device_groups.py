@@ -258,6 +258,45 @@ def test_an_error_of_a_communicator_ends_the_wait_for_the_device(pair: list[tupl
     assert alone.tolist() == [3.0] * 2
 
 
+def test_the_wait_for_a_work_that_has_failed_aborts_no_communicator_by_itself(
+    pair: list[tuple[StandIn, ManagedGroup]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was found failed when it was asked whether it has run. Its own wait would abort one communicator, in the thread that trains."""
+    (device, group), _ = pair
+    aborting, real = list[str](), StandInCommunicator.abort
+
+    def abort(one: StandInCommunicator) -> None:
+        aborting.append(threading.current_thread().name)
+        real(one)
+
+    monkeypatch.setattr(StandInCommunicator, "abort", abort)
+    alone = torch.full((2,), 3.0)
+    waiting = group.allreduce([alone])
+    device.communicators[0].error = "ncclRemoteError"
+    assert waiting.is_completed()
+    waiting.wait()
+    assert (group.transaction.lost, group.transaction.why) == (True, "ncclRemoteError")
+    wait_until(device.communicators[0].ended.is_set, seconds=60)
+    assert alone.tolist() == [3.0] * 2
+    assert aborting == ["holdfast-abort-one"]
+    assert group.inner is not None
+    assert group.inner.failure() == ""  # nobody may ask for a communicator that is gone
+
+
+def test_a_wait_with_a_timeout_holds_up_the_host_and_then_ends_all_groups(pair: list[tuple[StandIn, ManagedGroup]]) -> None:
+    """The other rank comes in time to the first sum, and not to the second."""
+    (device, group), (_, other) = pair
+    here, alone = torch.ones(2), torch.full((2,), 3.0)
+    other.allreduce([torch.ones(2)])
+    group.allreduce([here]).wait(timedelta(minutes=5))
+    assert here.tolist() == [2.0] * 2
+    assert not group.transaction.lost
+    group.allreduce([alone]).wait(timedelta(seconds=0.05))
+    assert mentions(group.transaction.why, "NCCL timeout in `allreduce` of group 'pair'", "0.05 s")
+    wait_until(device.communicators[0].ended.is_set, seconds=60)
+    assert alone.tolist() == [3.0] * 2
+
+
 def test_an_abort_waits_for_calls_into_the_library_and_keeps_others_out(
     pair: list[tuple[StandIn, ManagedGroup]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,17 @@ class BackendGroup:
         """The backend whose operations run on a device; None if it has none."""
         return None if self.library is None else self.backends.get(self.library.name)
 
+    def failure(self) -> str:
+        """Return how an operation of the device has failed; empty if none has, if the device runs none, and once they are aborted.
+
+        It counts as a call: nobody may ask the library for a communicator that an abort takes away.
+        """
+        if self.library is None or self.on_device is None:
+            return ""
+        with suppress(CommunicatorAborted):
+            return self.call(self.library.name, self.library.failure)
+        return ""
+
     def abandon(self) -> None:
         """Make every wait in this group end now, with an error or as finished. Of several groups abandon all together: `abandon_all`.
 

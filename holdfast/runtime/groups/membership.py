@@ -441,8 +441,8 @@ class MembershipManager:
         def must_end() -> str:
             if transaction.lost:
                 return transaction.why
-            backends = [inner.on_device for group in list(self.groups) if (inner := group.inner) is not None]
-            return next(filter(None, (device.failure(one) for one in backends if one is not None)), "")
+            inners = [inner for group in list(self.groups) if (inner := group.inner) is not None]
+            return next(filter(None, (one.failure() for one in inners)), "")
 
         wait_for(is_done or device.record().query, must_end, self.on_device_failure)
         why = must_end()

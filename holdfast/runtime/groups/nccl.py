@@ -6,12 +6,14 @@ this one stays, and managed groups make it themselves) and NCCL's documentation.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -41,7 +43,11 @@ SPEEDS: Final = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1"}
 """As above, where any value works: torch's watchdog sleeps four times as long after a failure, and no communicator is destroyed sooner."""
 FROM_LAUNCHERS: Final = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": ("1",)}
 """Values that torchrun, and Holdfast as it does, set for every rank: no user has chosen them."""
+TORCHS_LIBRARY: Final = "libtorch_cuda.so"
+"""The part of torch that is linked with NCCL."""
 _FALSE: Final = frozenset({"0", "n", "no", "f", "false", "off"})
+_CUDA_ERROR, _IN_PROGRESS = 1, 7
+"""Two of NCCL's results: ``ncclUnhandledCudaError`` and ``ncclInProgress``; 0 is success."""
 
 
 # -- whether it can be used -------------------------------------------------------------------------------------------------
@@ -97,6 +103,34 @@ def set_up(environment: MutableMapping[str, str]) -> None:
 # -- the library ------------------------------------------------------------------------------------------------------------
 
 
+class CommunicatorState:
+    """Asks NCCL itself for the state of a communicator.
+
+    torch's watchdog asks too, but keeps the first answer that is not success: with communicators whose calls return at once also "in
+    progress" (``NCCLComm::checkForNcclError``, in torch 2.14.1 still). From then on it sees no error any more.
+    """
+
+    def __init__(self) -> None:
+        # a look-up in torch's library finds the NCCL that torch uses, and no other that is installed
+        nccl = ctypes.CDLL(TORCHS_LIBRARY, os.RTLD_NOLOAD | os.RTLD_NOW)
+        self._ask, self._name = nccl.ncclCommGetAsyncError, nccl.ncclGetErrorString
+        self._ask.argtypes, self._ask.restype = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)), ctypes.c_int
+        self._name.argtypes, self._name.restype = (ctypes.c_int,), ctypes.c_char_p
+
+    def failure(self, communicator: int) -> tuple[int, str]:
+        """Return the result with which a *communicator* (its address) has failed, and NCCL's text for it; 0 if it has not."""
+        state = ctypes.c_int(0)
+        result = self._ask(communicator, ctypes.byref(state)) or state.value
+        return (0, "") if result in {0, _IN_PROGRESS} else (result, self._name(result).decode())
+
+
+def communicator_state() -> CommunicatorState | None:
+    """Return what asks NCCL; None where torch's library, or NCCL in it, cannot be found: then torch's watchdog is what there is."""
+    with suppress(OSError, AttributeError):
+        return CommunicatorState()
+    return None
+
+
 class Nccl:
     """NCCL, as `device_library.DeviceLibrary` wants it."""
 
@@ -104,11 +138,15 @@ class Nccl:
 
     def __init__(self) -> None:
         self._device = torch.device("cuda", 0)
+        self._state: CommunicatorState | None = None
+        self._communicators: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        """Their addresses, by the backend that has them."""
 
     def prepare(self) -> None:
         """Set torch's switches, and note this rank's GPU: a new thread would use the first one."""
         set_up(os.environ)
         self._device = torch.device("cuda", torch.cuda.current_device())
+        self._state = communicator_state()
 
     def adopt_thread(self) -> None:
         """Choose this rank's GPU: a new thread would use the first one, and take memory there for a context."""
@@ -152,6 +190,7 @@ class Nccl:
         with torch.cuda.stream(torch.cuda.Stream(self._device)):
             backend.allreduce([torch.ones(1, device=self._device)], dist.AllreduceOptions()).wait()
             arrived = self.record()
+        self._communicators[backend] = int(backend._comm_ptr())  # noqa: SLF001 (torch's name): it is connected, so this does not wait
         while not arrived.query():
             if is_cancelled():
                 raise GenerationEnded
@@ -177,10 +216,18 @@ class Nccl:
                 first._group_end()  # noqa: SLF001 (as above)
 
     def failure(self, backend: Any) -> str:  # noqa: ANN401 (as above)
-        """Return what torch's watchdog has noticed: NCCL itself ends no operation whose peer is lost.
+        """Return what NCCL says of the communicator, or torch's watchdog, which knows of timeouts too: NCCL ends no operation by itself.
 
-        It does not tell a lost peer from a failed GPU: that raises at the next look at an event, as a `torch.AcceleratorError`.
+        *backend* has not been aborted: see `BackendGroup.failure`. Raise ``RuntimeError`` if NCCL's call of CUDA has failed. The watchdog
+        does not tell that from a lost peer: there it raises at the next look at an event, as a `torch.AcceleratorError`.
         """
+        communicator = self._communicators.get(backend, 0)
+        if communicator and self._state is not None:
+            result, text = self._state.failure(communicator)
+            if result == _CUDA_ERROR:
+                raise dist.DistBackendError(f"NCCL error: ncclUnhandledCudaError: {text}")
+            if result:
+                return f"NCCL reports for a communicator: {text}"
         ask = getattr(backend, "get_error", None)  # torch has it for NCCL only
         error = ask() if ask is not None else None
         name = getattr(error, "name", "SUCCESS")

@@ -216,16 +216,20 @@ class DeviceWork(_Work):
         group.in_flight.follow([call.mark for call in batch.calls], reached.query, work.is_completed)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Have the device's queue wait for it; a lost peer is recorded, not raised. A barrier holds up the host as well."""
-        why = self._group.device_failure()  # a failed work of NCCL's aborts its communicator in `wait`, and only that one
+        """Have the device's queue wait for it; a lost peer is recorded, not raised. A barrier or a *timeout* holds up the host as well."""
+        # A work of NCCL's that `is_completed` has found failed aborts its communicator in `wait`, and only that one. NCCL then says so here
+        # too, unless another thread finds it at this very moment. torch's wait with a timeout would do the same when the time is over.
+        why = self._group.device_failure()
         if why:
             self._group.abandon(why)
             self._fill_neutral_results()
             return True
         try:
             with process_device_times().waiting():
-                self._work.wait(timeout) if timeout else self._work.wait()
-            if self._calls[0].name == "barrier":
+                self._work.wait()
+            if timeout:
+                self._wait_on_host(timeout)
+            elif self._calls[0].name == "barrier":
                 self._group.wait_for_device(self._work.is_completed)
         except RuntimeError as error:
             self._group.peer_failed(self._inner, error)
@@ -235,6 +239,14 @@ class DeviceWork(_Work):
         for callback in ended:
             callback(self.source_rank()) if self._calls[0].name == "recv<any" else callback()
         return True
+
+    def _wait_on_host(self, timeout: timedelta) -> None:
+        """Wait until the device has run it; raise ``RuntimeError`` after *timeout*, as torch's own wait does."""
+        end = time.monotonic() + timeout.total_seconds()
+        self._group.wait_for_device(lambda: self._work.is_completed() or time.monotonic() > end)
+        if not self._work.is_completed():
+            name, seconds = self._calls[0].name, timeout.total_seconds()
+            raise dist.DistBackendError(f"NCCL timeout in `{name}` of group '{self._group.group_name}': it has not run after {seconds:g} s")
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the outputs that is always fulfilled."""
@@ -346,7 +358,7 @@ class ManagedGroup(dist.ProcessGroup):
     def device_failure(self) -> str:
         """Return what the library says of failed operations in this group; empty while none has failed, and while nobody has seen it."""
         inner = self._inner
-        return "" if inner is None or inner.library is None or inner.on_device is None else inner.library.failure(inner.on_device)
+        return "" if inner is None else inner.failure()
 
     def peer_failed(self, inner: BackendGroup, error: RuntimeError) -> None:
         """Record *error* if it reports a lost peer, or follows from one; raise it if it comes from the script or its GPU."""
