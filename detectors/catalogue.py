@@ -54,6 +54,10 @@ NODE_CONDITIONS: Final = "node conditions"
 """Source of what monitors report as conditions of a Kubernetes node: most of it is what they read in its kernel log."""
 
 
+DCGM: Final = "DCGM health check"
+"""Source of what DCGM's host engine says of the GPUs."""
+
+
 class Area(StrEnum):
     """Area of a fault kind, the coarsest grouping of the catalogue."""
 
@@ -209,6 +213,8 @@ class Fault:
             return KERNEL_LOG
         if self.is_condition:
             return next((log for log in (KERNEL_LOG, SYSTEM_LOG) if log in self.entry.logs), "")
+        if self.is_dcgm:
+            return SYSTEM_LOG if _is_from_logs(self.entry) else ""
         return next((log for log in LOGS if self.source == log or self.source.startswith(f"{log} o")), "")
 
     @property
@@ -220,6 +226,11 @@ class Fault:
     def is_condition(self) -> bool:
         """Whether a monitor of a Kubernetes node reported it: it quotes a log, or says what it made of one."""
         return self.source.startswith(NODE_CONDITIONS)
+
+    @property
+    def is_dcgm(self) -> bool:
+        """Whether DCGM reported it: a value that it measured, of a kind that readings of GPUs show too, or its verdict in words."""
+        return self.source.startswith(DCGM)
 
     @property
     def is_proven(self) -> bool:

@@ -122,8 +122,8 @@ def _is_independent(other: Fault, fault: Fault) -> bool:
 
 
 def _written_in(fault: Fault) -> str:
-    """Return the log that *fault* is from: what a monitor of the node reports is from the kernel log that it reads."""
-    return KERNEL_LOG if fault.is_condition else fault.log
+    """Return the log that *fault* is from: what a monitor of the node reports is from the kernel log that it reads, or from DCGM."""
+    return KERNEL_LOG if fault.is_condition or fault.is_dcgm else fault.log
 
 
 def why_it_acts(fault: Fault, recommended_actions: RecommendedActions) -> str:

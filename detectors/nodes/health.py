@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from holdfast.detectors.catalogue import CATALOGUE, KERNEL_LOG, NODE_CONDITIONS, Fault
+from holdfast.detectors.catalogue import CATALOGUE, DCGM, KERNEL_LOG, NODE_CONDITIONS, Fault
 from holdfast.detectors.evidence import NOT_REQUESTED, HangLimits, Unknown
+from holdfast.detectors.nodes.dcgm import judge_dcgm
 from holdfast.detectors.nodes.findings import THRESHOLDS, FaultFinding, ReadingPair, Thresholds
 from holdfast.detectors.nodes.gpu import judge_gpus
 from holdfast.detectors.nodes.host import REBOOTED, judge_clock, judge_host, judge_processes, judge_services
@@ -24,6 +25,7 @@ JUDGES: Final[Mapping[str, Callable[[ReadingPair[Any]], Iterator[FaultFinding]]]
     "clock": judge_clock,
     "services": judge_services,
     "processes": judge_processes,
+    "dcgm": judge_dcgm,
     "kubernetes": judge_kubernetes,
 }
 """The check of each part of a `NodeReading`; the kernel log is matched line by line."""
@@ -33,6 +35,7 @@ _INSTRUMENTS: Final = {
     "storage": "storage check",
     "processes": "process table",
     "kubernetes": NODE_CONDITIONS,
+    "dcgm": DCGM,
 }
 """The source of a part, if its name does not say it."""
 _QUOTED: Final = (NODE_CONDITIONS, KERNEL_LOG)

@@ -1,7 +1,8 @@
-"""Faults in the conditions of a Kubernetes node: what node-problem-detector, NVSentinel and the kubelet report of it.
+"""Faults in the conditions and events of a Kubernetes node: what node-problem-detector, NVSentinel and the kubelet report of it.
 
 Types of conditions are listed: which status is bad depends on the type, and clusters have types of their own that are `True` on a healthy
-node. What a monitor quotes of the kernel log is judged as that line is, and proves as much.
+node. What a monitor quotes of the kernel log is judged as that line is, and proves as much. An event is what a monitor saw of a problem
+that does not last; those of other programs, and normal ones, are none of it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from functools import partial
 from typing import Final
 
 from holdfast.detectors.catalogue import CATALOGUE, KERNEL_LOG, Attribution, RecommendedAction, fault_kind
-from holdfast.detectors.evidence import Sample
+from holdfast.detectors.evidence import Sample, Unknown
 from holdfast.detectors.nodes.findings import FaultFinding, ReadingPair
-from holdfast.detectors.nodes.readings import KernelLine, KubernetesReading, NodeCondition, NodeReading
+from holdfast.detectors.nodes.readings import KernelLine, KubernetesReading, NodeCondition, NodeEvent, NodeReading
 
 PROBLEM_DETECTOR: Final = frozenset({
     "KernelDeadlock", "ReadonlyFilesystem", "XfsShutdown", "CperHardwareErrorFatal", "FrequentKubeletRestart", "FrequentDockerRestart",
@@ -34,6 +35,15 @@ NVSENTINEL_OTHER: Final = frozenset({"NVSwitchNonFatalError", "DCGMError", "Sysl
 MAINTENANCE: Final = "CSPMaintenance"
 """The check of NVSentinel for maintenance that a cloud announces."""
 READY: Final = "Ready"
+NORMAL: Final = "Normal"
+_READS_KERNEL: Final = re.compile(r"(?:[\w.-]+-)?kernel-monitor(?:-[\w.-]+)?|readonly-monitor|syslog-health-monitor")
+"""Monitors whose events quote the kernel log, of node-problem-detector and of NVSentinel."""
+_MONITOR: Final = re.compile(r"[\w.-]*monitor(?:-[\w.-]+)?|(?:[\w.-]+-)?health-checker|abrt-\w+")
+"""Sources of events of node-problem-detector, in its configurations, and of NVSentinel."""
+_NVSENTINEL_REASON: Final = "IsNotHealthy"
+"""How the reason of an event of NVSentinel ends; the name of its check comes before."""
+KUBELET_EVENTS: Final = frozenset({"SystemOOM", "EvictionThresholdMet", "FreeDiskSpaceFailed", "ImageGCFailed", "ContainerGCFailed"})
+"""Events of the kubelet that say that its node is short of something; others are about pods, or about its own start."""
 _BAD_NAME: Final = re.compile(
     r"Unhealthy|NotHealthy|NotReady|Problem|Error|Fail|Fault|Fatal|Deadlock|Down\b|Shutdown|Broken|Degraded|Frequent|Corrupt|Pressure|Exhausted"
     r"|Unavailable|Lost|Hang|Hung|Stuck|Bad[A-Z]"
@@ -56,6 +66,11 @@ _TAKEN: Final = re.compile(r"/node-health-status=Unschedulable|/nvsentinel-state
 def _node(*conditions: tuple[str, str, str], unschedulable: bool = False) -> Sample:
     found = tuple(NodeCondition(type=type_, status=status, message=message) for type_, status, message in conditions)
     return Sample(NodeReading(node="n0", at=0.0, kubernetes=KubernetesReading(conditions=found, unschedulable=unschedulable, labels={})))
+
+
+def _events(*events: tuple[str, str, str]) -> Sample:
+    found = tuple(NodeEvent(type="Warning", source=source, reason=reason, message=message, last=0.0) for source, reason, message in events)
+    return Sample(NodeReading(node="n0", at=0.0, kubernetes=KubernetesReading(conditions=(), labels={}, events=found)))
 
 
 _define = partial(
@@ -95,6 +110,26 @@ OTHER: Final = _define(
     weight=20,
     confused_with=("node-condition",),
 )
+EVENT: Final = fault_kind(
+    id="node-event",
+    title="A monitor of a Kubernetes node reports a problem that does not last",
+    component="node",
+    source="node events in Kubernetes",
+    recommended_action=RecommendedAction.RECORD,
+    attributed_to=Attribution.NODE,
+    action="look at what the monitor quotes, and whether it comes again",
+    reference="https://github.com/kubernetes/node-problem-detector#problem-api",
+    unhealthy=_events(
+        (
+            "docker-monitor",
+            "CorruptDockerImage",
+            "Error trying v2 registry: failed to register layer: rename a b: file exists",
+        )
+    ),
+    healthy=_events(("deployment-controller", "ScalingReplicaSet", "Scaled up replica set web-5d to 3")),
+    weight=20,
+    confused_with=("node-condition",),
+)
 CONDITION: Final = "node-condition"
 FATAL: Final = "node-monitor-fatal"
 WARNING: Final = "node-monitor-warning"
@@ -102,20 +137,49 @@ WARNING: Final = "node-monitor-warning"
 
 
 def judge_kubernetes(pair: ReadingPair[KubernetesReading]) -> Iterator[FaultFinding]:
-    """Find what its cluster reports of a node: conditions that are bad now, a kubelet that is silent, a cordon."""
-    for one in pair.now.conditions:
+    """Find what its cluster reports of a node: conditions that are bad now, a kubelet that is silent, a cordon, recent events."""
+    yield from judge_conditions(pair.now)
+    yield from judge_events(pair.now)
+
+
+def judge_conditions(now: KubernetesReading) -> Iterator[FaultFinding]:
+    """Find what is so now."""
+    for one in now.conditions:
         if one.type == READY:
             if one.status != "True":
                 yield FaultFinding(kind=NOT_READY.id, part=NODE, quote=_words(one), at=one.since)
         elif one.status == "True":
             yield from _of(one)
-    yield from _cordon(pair.now)
+    yield from _cordon(now)
+
+
+def judge_events(now: KubernetesReading) -> Iterator[FaultFinding]:
+    """Find what monitors reported of the node lately: each with the time of its last report, the newest first."""
+    if not isinstance(now.events, Unknown):
+        for one in reversed(now.events):
+            if one.type != NORMAL and (found := _of_event(one)) is not None:
+                yield found
+
+
+def _of_event(one: NodeEvent) -> FaultFinding | None:
+    """Return the fault of a line of the kernel log that an event quotes, or that a monitor reports something; None if it is no monitor."""
+    name = f"event {one.reason} of {one.source}{f' ({one.count} times)' if one.count > 1 else ''}"
+    if _READS_KERNEL.fullmatch(one.source) and (found := _quoted(name, one.message, one.last)) is not None:
+        return found
+    if one.reason.endswith(_NVSENTINEL_REASON):
+        check = one.reason.removesuffix(_NVSENTINEL_REASON)
+        kind, part = WARNING, _device(one.message) or check
+    elif _MONITOR.fullmatch(one.source) or (one.source == "kubelet" and one.reason in KUBELET_EVENTS):
+        kind, part = EVENT.id, one.reason
+    else:
+        return None
+    return FaultFinding(kind=kind, part=part, quote=f"{name}: {one.message or 'it does not say what'}"[:500], at=one.last)
 
 
 def _of(one: NodeCondition) -> Iterator[FaultFinding]:
     """Find what a condition that is `True` reports."""
     if one.type in PROBLEM_DETECTOR:
-        yield _quoted(one, one.message) or FaultFinding(kind=CONDITION, part=one.type, quote=_words(one), at=one.since)
+        yield _quoted(one.type, one.message, one.since) or FaultFinding(kind=CONDITION, part=one.type, quote=_words(one), at=one.since)
     elif one.type in KUBELET:
         yield FaultFinding(kind=CONDITION, part=one.type, quote=_words(one), at=one.since)
     elif one.type == MAINTENANCE:
@@ -134,7 +198,7 @@ def _of_gpu(one: NodeCondition, entry: str) -> FaultFinding:
     """Find what one entry of a condition of NVSentinel reports: a line of the kernel log, an Xid, or only that it is fatal."""
     from holdfast.detectors.log_lines import xids  # noqa: PLC0415 (a thousand signatures: only who has such a condition reads them)
 
-    if (found := _quoted(one, entry)) is not None:
+    if (found := _quoted(one.type, entry, one.since)) is not None:
         return found
     device, code, kind = _device(entry) or one.type, _CODE.search(entry), FATAL
     if xids.xid_of(entry) is not None:
@@ -146,7 +210,7 @@ def _of_gpu(one: NodeCondition, entry: str) -> FaultFinding:
     return FaultFinding(kind=kind, part=device, quote=f"{one.type}: {entry}"[:500], at=one.since)
 
 
-def _quoted(one: NodeCondition, text: str) -> FaultFinding | None:
+def _quoted(name: str, text: str, at: float | None) -> FaultFinding | None:
     """Return the fault of the line of the kernel log that *text* quotes, as the log itself has it; None if it quotes none that is known."""
     from holdfast.detectors.log_lines.kernel_lines import finding_of  # noqa: PLC0415 (as above)
 
@@ -154,7 +218,7 @@ def _quoted(one: NodeCondition, text: str) -> FaultFinding | None:
     if found is None or KERNEL_LOG not in CATALOGUE[found.kind].logs:
         return None
     part = found.part if found.part != NODE else _device(text) or NODE
-    return replace(found, part=part, quote=f"{one.type}: {found.quote}"[:500], at=one.since)
+    return replace(found, part=part, quote=f"{name}: {found.quote}"[:500], at=at)
 
 
 def _device(entry: str) -> str:

@@ -1,4 +1,4 @@
-"""Readings of one node: GPUs, kernel log, network, storage, host, Kubernetes. A part that could not be read is `Unknown`.
+"""Readings of one node: GPUs, kernel log, network, storage, host, Kubernetes, DCGM. A part that could not be read is `Unknown`.
 
 Imports only the standard library, `evidence` and `gpu_readings`: nodes without Holdfast get this file with the program that reads them.
 Counters are the raw, ever growing values; the checks compare two readings. Units are in each field's docstring.
@@ -228,6 +228,22 @@ class NodeCondition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEvent:
+    """One event of a Kubernetes node: what a monitor reports of a problem that does not last."""
+
+    type: str
+    """`Warning`; NVSentinel writes the name of its check here."""
+    reason: str
+    source: str
+    """Who reports it: `kernel-monitor`, `syslog-health-monitor`, `kubelet`."""
+    message: str = ""
+    count: int = 1
+    """How often it was reported so far."""
+    last: float | None = None
+    """When it was reported last (seconds since 1970, by the reporter's clock); none where it does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesReading:
     """What the API server of a Kubernetes cluster has of this node."""
 
@@ -238,6 +254,33 @@ class KubernetesReading:
     """Each as `key=value:effect`."""
     labels: dict[str, str]
     """Those that a repair service sets."""
+    events: tuple[NodeEvent, ...] | Unknown = NOT_REQUESTED
+    """Those of the last hour that are not normal, oldest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DcgmIncident:
+    """What DCGM's health check says of one system of one GPU or NVSwitch."""
+
+    entity: str
+    """Kind and DCGM's own number of the device: `GPU 3`."""
+    system: str
+    """`Memory system`, `NVLINK system`, `PCIe system`, ..."""
+    health: str
+    """`Warning` or `Failure`, the worst of its messages."""
+    message: str
+    """All messages of the system, with what DCGM recommends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DcgmReading:
+    """What DCGM's host engine says of the health of all GPUs of a node."""
+
+    overall: str
+    """`Healthy`, `Warning` or `Failure`."""
+    incidents: tuple[DcgmIncident, ...] = ()
+    gpus: dict[str, str]
+    """PCI address (as `Gpu.bus`) by DCGM's number of a GPU, of those that the node's bus has; read only where there are incidents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +300,8 @@ class NodeReading:
     processes: ProcessReading | Unknown = NOT_REQUESTED
     kubernetes: KubernetesReading | Unknown = NOT_REQUESTED
     """Not requested where this node has no credentials of a Kubernetes cluster."""
+    dcgm: DcgmReading | Unknown = NOT_REQUESTED
+    """Not requested where no host engine runs, or `dcgmi` is not installed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

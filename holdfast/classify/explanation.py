@@ -144,7 +144,10 @@ def _what_matched(fault: Fault) -> str:
         return f"what was measured ({fault.entry.source})"
     if fault.is_condition:
         signature = _signature(fault.quote, fault.kind)
-        return "the type of the node condition" + (f", and {_named(signature)}" if signature is not None else "")
+        name = "the source of the node event" if fault.quote.startswith("event ") else "the type of the node condition"
+        return name + (f", and {_named(signature)}" if signature is not None else "")
+    if fault.is_dcgm:
+        return "a verdict of DCGM's health check"
     return _matched(fault.quote, fault.kind)
 
 

@@ -41,8 +41,9 @@ class NodeHealthState(StrEnum):
 
 UNHEALTHY: Final = frozenset({RecommendedAction.RESET_GPU, RecommendedAction.DRAIN, RecommendedAction.EVICT})
 HARMLESS: Final = frozenset({RecommendedAction.RECORD, RecommendedAction.USER_ERROR})
-OTHERS_SAY: Final = frozenset({"kubernetes"})
-"""Parts of a reading that another machine answers for: that it does not answer says nothing of the node, and keeps what it said before."""
+OTHERS_SAY: Final = frozenset({"kubernetes", "dcgm"})
+"""Parts of a reading that a monitor answers for, beside what is read of the node itself: that it does not answer says nothing of the node,
+and keeps what it said before."""
 LOAD_KINDS: Final = frozenset({"host-overloaded"})
 """Kinds that report load, not a defect: they are shown, but do not make a node degraded."""
 

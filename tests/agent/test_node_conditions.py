@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from tests.agent.rig import CLIENT, Node
-from tests.kubernetes.recorded import TOKEN, Pod, RecordedServer, node_with
+from tests.kubernetes.recorded import TOKEN, Pod, RecordedServer, events_of, node_with
 from tests.mentions import mentions
 
 SLEEPER = CLIENT + "hello(); time.sleep(600)"
@@ -35,12 +35,16 @@ def test_a_new_condition_is_a_fault_of_the_node_and_an_old_one_is_none(new_node:
             old = {"type": "KernelDeadlock", "status": "True", "lastTransitionTime": "2025-11-06T10:00:00Z"}
             new = {"type": "SysLogsXIDError", "status": "True", "message": gone, "lastTransitionTime": at}
             server.node = lambda: node_with(old, new)
+            hung = "task python3:20744 blocked for more than 120 seconds."
+            server.events = lambda: events_of({"message": hung, "lastTimestamp": at, "count": 3})
             os.write(writer, b"3,1,1,-;nvme nvme0: I/O 12 QID 3 timeout, aborting\n")  # after a line like this one the node is sampled
             fault = flow.wait("node.fault", source="node conditions on node")
             assert (fault["kind"], fault["part"]) == ("gpu-off-bus", "GPU 0000:3b:00.0")
             assert fault["quote"].startswith("SysLogsXIDError: ")
             assert fault["at"] >= time.time() - 120
+            event = flow.wait("node.fault", kind="task-hung")
+            assert (event["source"], event["quote"]) == ("node conditions on node", f"event TaskHung of kernel-monitor (3 times): {hung}")
     os.close(writer)
     conditions = [one for one in flow.events if one["event"] == "node.fault" and one["source"] == "node conditions on node"]
-    assert [one["kind"] for one in conditions] == ["gpu-off-bus"], "the other one is from before the job"
+    assert [one["kind"] for one in conditions] == ["gpu-off-bus", "task-hung"], "the other one is from before the job"
     assert TOKEN not in new_node.log.read_text()

@@ -17,11 +17,11 @@ import pytest
 from holdfast.detectors.evidence import Unknown
 from holdfast.detectors.nodes.readings import KubernetesReading
 from holdfast.history import FaultRecord, queries
-from holdfast.probe.readers.kubernetes import read_kubernetes
+from holdfast.probe.readers.kubernetes import EVENTS_RULE, read_kubernetes
 from tests.cli.conftest import PROGRAM
 from tests.integration.stage import BOOTED, Play, Stage
-from tests.kubernetes.__main__ import FALLEN_OFF, record
-from tests.kubernetes.api_server import ADMIN, VARIABLE, ApiServer, programs
+from tests.kubernetes.__main__ import FALLEN_OFF, HUNG, record
+from tests.kubernetes.api_server import ADMIN, NAMESPACE, VARIABLE, ApiServer, programs
 from tests.kubernetes.recorded import ANSWERED, NAMES, Pod, answer, kubeconfig
 from tests.mentions import mentions
 from tests.monitors import is_read
@@ -71,7 +71,10 @@ def test_the_shipped_manifest_lets_a_pod_read_its_node(cluster: Cluster, tmp_pat
     reading = read_kubernetes(pod.root, pod.environment)
     assert isinstance(reading, KubernetesReading)
     assert {one.type for one in reading.conditions} == {"Ready", "SysLogsXIDError", "KernelDeadlock"}
-    statuses = {server.request("GET", f"/api/v1/{objects}", token=server.token())[0] for objects in ("nodes", "secrets", "pods")}
+    assert isinstance(reading.events, tuple)
+    assert [(one.reason, one.source, one.count, one.message) for one in reading.events] == [("TaskHung", "kernel-monitor", 3, HUNG)]
+    others = ("nodes", "secrets", "pods", "events", f"namespaces/{NAMESPACE}/events", "namespaces/default/pods")
+    statuses = {server.request("GET", f"/api/v1/{objects}", token=server.token())[0] for objects in others}
     assert statuses == {HTTPStatus.FORBIDDEN}
     pod.token.write_text("of-another-cluster")
     refused = read_kubernetes(pod.root, pod.environment)
@@ -90,7 +93,10 @@ def test_a_kubelet_reads_its_own_node(cluster: Cluster, tmp_path: Path) -> None:
         (place.parent / name).write_bytes(file.read_bytes())
     pair = {f"client_{kind}": f"/etc/kubernetes/kubelet.{ending}" for kind, ending in (("certificate", "crt"), ("key", "key"))}
     kubeconfig(place, server.port, server.authority.certificate, user=user, data=True, **pair)
-    assert isinstance(read_kubernetes(tmp_path, {}), KubernetesReading)
+    reading = read_kubernetes(tmp_path, {})
+    assert isinstance(reading, KubernetesReading)
+    assert isinstance(reading.events, Unknown), "a kubelet writes events, and lists none"
+    assert mentions(reading.events.why, "403", EVENTS_RULE)
 
 
 def test_a_condition_is_a_fault_of_a_running_job_and_a_reason_to_leave_the_node(cluster: Cluster, stage: Stage, tmp_path: Path) -> None:

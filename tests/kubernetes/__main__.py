@@ -10,7 +10,7 @@ from typing import Final
 
 from tests.kubernetes.api_server import ACCOUNT, NAMESPACE, VARIABLE, ApiServer, programs
 from tests.kubernetes.manifests import node_reader
-from tests.kubernetes.recorded import ANSWERED, ANSWERS
+from tests.kubernetes.recorded import ANSWERED, ANSWERS, EVENTS_PATH
 from tests.waiting import wait_until
 
 PATH: Final = f"/api/v1/nodes/{ANSWERED}?resourceVersion=0"
@@ -19,6 +19,8 @@ FALLEN_OFF: Final = (
     "79, pid=123456, name=python3, GPU has fallen off the bus. Recommended Action=RESTART_BM;"
 )
 """The message of NVSentinel's condition `SysLogsXIDError`, as its tests expect it."""
+HUNG: Final = "task python3:20744 blocked for more than 120 seconds."
+"""The message of node-problem-detector's event `TaskHung`, by its pattern of the kernel log."""
 
 
 def record(server: ApiServer) -> dict[str, tuple[int, dict[str, str], str]]:
@@ -26,21 +28,28 @@ def record(server: ApiServer) -> dict[str, tuple[int, dict[str, str], str]]:
     server.add_node(ANSWERED)
     token = server.add_account()
     found = {"unauthorized": server.request("GET", PATH, token="none"), "forbidden": server.request("GET", PATH, token=token)}
+    found["events-forbidden"] = server.request("GET", EVENTS_PATH, token=token)
     for manifest in node_reader():
         if manifest["kind"] != "ServiceAccount":
             server.apply(manifest)
+    no_events = _until(server, token, '"EventList"', EVENTS_PATH)
+    server.report_event(ANSWERED, "TaskHung", source="kernel-monitor", message=HUNG, count=3)
+    server.report_event(ANSWERED, "RegisteredNode", source="node-controller", message="Node is registered", type_="Normal")
+    server.report_event("another", "TaskHung", source="kernel-monitor", message=HUNG)
     return found | {
+        "no-events": no_events,
+        "events": _until(server, token, '"TaskHung"', EVENTS_PATH),
         "not-found": server.request("GET", PATH.replace(ANSWERED, "another"), token=token),
         "node": _until(server, token, '"Ready"'),
         "faulty-node": _faulty(server, token),
     }
 
 
-def _until(server: ApiServer, token: str, part: str) -> tuple[int, dict[str, str], str]:
-    """Return the answer about the node once it has *part*: the server's cache may be a moment old, and so may its rules of access."""
+def _until(server: ApiServer, token: str, part: str, path: str = PATH) -> tuple[int, dict[str, str], str]:
+    """Return the answer for *path* once it has *part*: the server's cache may be a moment old, and so may its rules of access."""
 
     def found() -> tuple[int, dict[str, str], str] | None:
-        answer = server.request("GET", PATH, token=token)
+        answer = server.request("GET", path, token=token)
         return answer if part in answer[2] else None
 
     answer = wait_until(found, seconds=30)

@@ -131,6 +131,16 @@ class ApiServer:
         one = {"type": type_, "status": status, "reason": reason, "message": message, "lastHeartbeatTime": now, "lastTransitionTime": now}
         self.make("PATCH", f"/api/v1/nodes/{node}/status", {"status": {"conditions": [one]}}, kind=PATCH)
 
+    def report_event(self, node: str, reason: str, *, source: str, message: str, count: int = 1, type_: str = "Warning") -> None:
+        """Write an event of a node, as node-problem-detector and the node controller do."""
+        now = _written(time.time())
+        event = {
+            "apiVersion": "v1", "kind": "Event", "metadata": {"generateName": f"{node}.", "namespace": "default"}, "type": type_,
+            "involvedObject": {"kind": "Node", "name": node, "uid": node}, "reason": reason, "message": message, "count": count,
+            "source": {"component": source, "host": node}, "firstTimestamp": now, "lastTimestamp": now,
+        }  # fmt: skip
+        self.make("POST", "/api/v1/namespaces/default/events", event)
+
     def cordon(self, node: str) -> None:
         """Do as `kubectl cordon` does."""
         self.make("PATCH", f"/api/v1/nodes/{node}", {"spec": {"unschedulable": True}}, kind=PATCH)
@@ -151,7 +161,8 @@ class ApiServer:
     def apply(self, manifest: Any) -> None:
         """Create the object of a manifest of RBAC."""
         group, kind = manifest["apiVersion"], manifest["kind"].lower() + "s"
-        self.make("POST", f"/apis/{group}/{kind}", manifest)
+        namespace = manifest["metadata"].get("namespace")
+        self.make("POST", f"/apis/{group}/{f'namespaces/{namespace}/' if namespace else ''}{kind}", manifest)
 
 
 def _written(at: float) -> str:

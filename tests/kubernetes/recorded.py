@@ -17,11 +17,17 @@ from tests.kubernetes.certificates import Authority
 
 ANSWERS: Final = Path(__file__).parent / "answers"
 """Recorded by `python -m tests.kubernetes`."""
-NAMES: Final = ("node", "faulty-node", "unauthorized", "forbidden", "not-found")
+NAMES: Final = ("node", "faulty-node", "unauthorized", "forbidden", "not-found", "events", "no-events", "events-forbidden")
 TOKEN: Final = "s3cr3t-of-the-pod"
 """The token that the server takes, at first."""
 ANSWERED: Final = "gpu-node-1"
 """The name of the node that it has."""
+
+EVENTS_PATH: Final = (
+    "/api/v1/namespaces/default/events?fieldSelector=involvedObject.kind%3DNode%2CinvolvedObject.name%3Dgpu-node-1%2Ctype%21%3DNormal"
+    "&limit=500&resourceVersion=0"
+)
+"""Where the recent events of that node are."""
 
 Answer = tuple[int, dict[str, str], bytes]
 """Status, headers and body."""
@@ -39,6 +45,7 @@ class RecordedServer:
     def __init__(self, folder: Path, port: int = 0) -> None:
         self.authority = Authority(folder)
         self.node: Callable[[], Answer] = lambda: answer("node")
+        self.events: Callable[[], Answer] = lambda: answer("no-events")
         self.tokens = {TOKEN}
         self.allowed = True
         """The account may read nodes."""
@@ -79,6 +86,8 @@ class RecordedServer:
             return answer("unauthorized")
         if not self.allowed:
             return answer("forbidden")
+        if path == EVENTS_PATH:
+            return self.events()
         return self.node() if path == f"/api/v1/nodes/{ANSWERED}?resourceVersion=0" else answer("not-found")
 
     def close(self) -> None:
@@ -153,4 +162,13 @@ def node_with(*conditions: dict[str, Any], **spec: Any) -> Answer:
     node["status"]["conditions"] += conditions
     node["spec"] |= spec
     changed = json.dumps(node).encode()
+    return status, {**headers, "Content-Length": str(len(changed))}, changed
+
+
+def events_of(*events: dict[str, Any]) -> Answer:
+    """Return the recorded answer with these events in place of its own; fields that one does not have are those of the recorded one."""
+    status, headers, body = answer("events")
+    listed = json.loads(body)
+    listed["items"] = [listed["items"][0] | one for one in events]
+    changed = json.dumps(listed).encode()
     return status, {**headers, "Content-Length": str(len(changed))}, changed

@@ -14,9 +14,10 @@ from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, KERNEL_LOG, NODE_CON
 from holdfast.detectors.confirmation import confirmed, why_it_acts
 from holdfast.detectors.diagnosis import see
 from holdfast.detectors.evidence import NOT_REQUESTED, HangLimits, LogLine, Unknown
+from holdfast.detectors.log_lines.kernel_lines import finding_of
 from holdfast.detectors.nodes.health import judge
 from holdfast.detectors.nodes.probe_result import NodeProbe
-from holdfast.detectors.nodes.readings import KernelLine, KernelReading, KubernetesReading, NodeCondition, NodeReading
+from holdfast.detectors.nodes.readings import KernelLine, KernelReading, KubernetesReading, NodeCondition, NodeEvent, NodeReading
 from holdfast.policies.nodes.node_health import assess_health
 from tests.each import each_named
 
@@ -24,6 +25,8 @@ EVICT, DRAIN, MONITOR, RECORD = RecommendedAction.EVICT, RecommendedAction.DRAIN
 XID_79: Final = "NVRM: Xid (PCI:0000:ef:00): 79, pid=123456, name=python3, GPU has fallen off the bus."
 OFF_BUS: Final = f"ErrorCode:79 PCI:0000:ef:00 GPU_UUID:GPU-b5f21324 kernel: [16450076.435595] {XID_79} Recommended Action=RESTART_BM;"
 """As NVSentinel writes it."""
+HUNG: Final = "task python3:20744 blocked for more than 120 seconds."
+"""As node-problem-detector cuts it out of the kernel log."""
 
 
 def reading(*conditions: NodeCondition, at: float = 1000.0, **facts: object) -> NodeReading:
@@ -215,6 +218,92 @@ def test_the_page_of_an_incident_says_what_a_condition_was_recognised_by() -> No
         assert ("xid.toml" in explanation.matched) == named
 
 
+# -- events ------------------------------------------------------------------------------------------------------------
+
+
+def event(source: str, reason: str, message: str, *, type_: str = "Warning", count: int = 1, last: float = 950.0) -> NodeEvent:
+    """Return an event."""
+    return NodeEvent(type=type_, source=source, reason=reason, message=message, count=count, last=last)
+
+
+XID_79_EVENT: Final = event("syslog-health-monitor", "SysLogsXIDErrorIsNotHealthy", OFF_BUS, type_="SysLogsXIDError")
+HUNG_EVENT: Final = event("kernel-monitor", "TaskHung", HUNG, count=3)
+EVENTS: Final = {
+    "a line of the kernel log": (HUNG_EVENT, "task-hung", False),
+    "a line that proves it": (XID_79_EVENT, "gpu-off-bus", True),
+    "by another program": (event("deployer", "TaskHung", XID_79), "", False),
+    "by the kubelet": (event("kubelet", "SystemOOM", "System OOM encountered, victim process: python3, pid: 77"), "node-event", False),
+    "of its own start": (event("kubelet", "InvalidDiskCapacity", "invalid capacity 0 on image filesystem"), "", False),
+    "by a service's monitor": (event("docker-monitor", "CorruptDockerImage", "Error trying v2 registry: failed"), "node-event", False),
+    "of the kernel, unknown": (event("kernel-monitor", "Strange", "nothing that is known"), "node-event", False),
+    "a GPU that is watched": (
+        event("gpu-health-monitor", "GpuThermalWatchIsNotHealthy", "ErrorCode:DCGM_FR_THERMAL GPU:0 hot", type_="GpuThermalWatch"),
+        "node-monitor-warning",
+        False,
+    ),
+    "a normal one": (replace(XID_79_EVENT, type="Normal"), "", False),
+}  # fmt: skip
+
+
+@each_named("case", EVENTS)
+def test_an_event_of_a_monitor_is_judged_as_what_it_quotes(case: tuple[NodeEvent, str, bool]) -> None:
+    """By monitors that read the kernel log. All else of monitors is shown; other programs and normal events say nothing of a fault."""
+    one, kind, acts = case
+    found = judge(reading(events=(one,)))
+    assert [fault.kind for fault in found] == ([kind] if kind else [])
+    for fault in found:
+        assert (CATALOGUE_ACTIONS.of(fault) in {EVICT, DRAIN, RecommendedAction.RESET_GPU}) == acts
+        assert one.reason in fault.quote
+        assert (f"({one.count} times)" in fault.quote) == (one.count > 1)
+        assert fault.source == f"{NODE_CONDITIONS} on n0"
+
+
+def test_a_condition_an_event_and_a_line_of_the_kernel_log_are_one_fault() -> None:
+    """They quote one line; of the events of one fault the newest is shown."""
+    lines = KernelReading(lines=(KernelLine(sequence=1, microseconds=1, level=3, text=f"INFO: {HUNG}"),))
+    older = replace(HUNG_EVENT, count=1, last=800.0)
+    found = replace(reading(condition("KernelDeadlock", HUNG), events=(older, HUNG_EVENT)), kernel=lines)
+    assert [fault.kind for fault in judge(found)] == ["task-hung"]
+    (newest,) = judge(reading(events=(older, HUNG_EVENT)))
+    assert "3 times" in newest.quote
+    explanation = explain_report(newest.kind, newest.source, newest.quote, "", newest.entry.recommended_action)
+    assert explanation is not None
+    assert "node event" in explanation.matched
+
+
+def test_an_event_is_news_once_for_each_time_that_it_is_reported() -> None:
+    """With its own time; what was reported last before the job is old."""
+    watch = ConditionWatch(900.0)
+
+    def news_of(at: float, *events: NodeEvent) -> list[tuple[str, float]]:
+        return [(one.kind, began) for one, began in watch.news(KubernetesReading(conditions=(), labels={}, events=events), at)]
+
+    old = event("kernel-monitor", "KernelOops", "BUG: unable to handle kernel NULL pointer dereference at 0000000000000008", last=899.0)
+    assert news_of(930.0, old) == []
+    assert news_of(990.0, old, HUNG_EVENT) == [("task-hung", 950.0)]
+    assert news_of(1050.0, old, HUNG_EVENT) == []
+    assert news_of(1110.0, old, replace(HUNG_EVENT, count=4, last=1100.0)) == [("task-hung", 1100.0)]
+    assert news_of(1170.0, replace(XID_79_EVENT, last=9999.0)) == [("gpu-off-bus", 1170.0)], "the reporter's clock is ahead"
+
+
+def test_a_line_that_the_kernel_log_has_is_not_reported_again() -> None:
+    """An event of a quarter of an hour later is another one; and a line that proves less hides nothing."""
+    watch = ConditionWatch(900.0)
+    line = finding_of(KernelLine(sequence=1, microseconds=1, level=3, text=f"INFO: {HUNG}"))
+    assert line is not None
+    watch.saw_line(line, 948.0)
+    quoted = KubernetesReading(conditions=(condition("KernelDeadlock", HUNG, since=949.0),), labels={}, events=(HUNG_EVENT,))
+    assert watch.news(quoted, 990.0) == []
+    again = replace(quoted, events=(replace(HUNG_EVENT, last=1848.0),))
+    assert [began for _, began in watch.news(again, 1890.0)] == [1848.0]
+    text = "nvidia-nvswitch0: SXid (PCI:0000:c5:00.0): 20034, {}, Link 30 LTSSM Fault Up"
+    less = finding_of(KernelLine(sequence=1, microseconds=1, level=3, text=text.format("Non-fatal")))
+    assert less is not None
+    watch.saw_line(less, 1948.0)
+    more = event("syslog-health-monitor", "SysLogsSXIDErrorIsNotHealthy", text.format("Fatal"), type_="SysLogsSXIDError", last=1950.0)
+    assert [one.kind for one, _ in watch.news(replace(again, events=(more,)), 1990.0)] == [less.kind]
+
+
 # -- a node's health ---------------------------------------------------------------------------------------------------
 
 
@@ -291,8 +380,11 @@ def test_what_cannot_be_read_is_said_once() -> None:
     assert watch.unreadable(refused) is None
     assert watch.news(refused, 1063.0) == []
     assert news(watch, 1123.0, old) == []
+    without = KubernetesReading(conditions=(), labels={}, events=Unknown("no events for you"))
+    assert watch.unreadable(without) == "no events for you"
+    assert watch.unreadable(without) is None
     reasons = [watch.unreadable(Unknown(f"reason {number}")) for number in range(100)]
-    assert sum(one is not None for one in reasons) == MAX_REASONS - 1
+    assert sum(one is not None for one in reasons) == MAX_REASONS - 2
 
 
 def test_every_kind_that_a_condition_can_be_is_in_the_catalogue() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -12,13 +13,26 @@ import pytest
 
 from holdfast.detectors.codec import packed, unpacked
 from holdfast.detectors.evidence import NOT_REQUESTED, Unknown
-from holdfast.detectors.nodes.readings import KubernetesReading
+from holdfast.detectors.nodes.health import unknown_signals
+from holdfast.detectors.nodes.readings import KubernetesReading, NodeEvent
 from holdfast.probe.readers import kubernetes
 from holdfast.probe.readers.kubernetes import read_kubernetes
 from holdfast.probe.readers.kubernetes_access import environment_of, find_access
 from tests.each import each_named
 from tests.kubernetes.certificates import Authority
-from tests.kubernetes.recorded import ANSWERED, TOKEN, Answer, Pod, RecordedServer, answer, kubeconfig, node_with, silent_server
+from tests.kubernetes.recorded import (
+    ANSWERED,
+    EVENTS_PATH,
+    TOKEN,
+    Answer,
+    Pod,
+    RecordedServer,
+    answer,
+    events_of,
+    kubeconfig,
+    node_with,
+    silent_server,
+)
 from tests.mentions import mentions
 
 JSON: Final = {"Content-Type": "application/json"}
@@ -68,7 +82,7 @@ def test_a_pod_reads_the_conditions_of_its_node(server: RecordedServer, pod: Pod
     assert by_type["SysLogsXIDError"].since is not None
     assert found.unschedulable
     assert found.taints == ("node.kubernetes.io/not-ready:NoSchedule",)
-    assert server.asked == [f"/api/v1/nodes/{ANSWERED}?resourceVersion=0"]
+    assert server.asked == [f"/api/v1/nodes/{ANSWERED}?resourceVersion=0", EVENTS_PATH]
     assert unpacked(KubernetesReading, json.loads(json.dumps(packed(found)))) == found
 
 
@@ -130,7 +144,77 @@ def test_an_answer_that_is_no_node_is_a_reason_and_no_error(server: RecordedServ
 def test_a_node_without_conditions_is_one(server: RecordedServer, pod: Pod) -> None:
     """Its kubelet has not reported yet."""
     server.node = lambda: (200, JSON, b'{"kind": "Node", "metadata": {"name": "x"}}')
-    assert read(pod) == KubernetesReading(conditions=(), labels={})
+    assert read(pod) == KubernetesReading(conditions=(), labels={}, events=())
+
+
+# -- events ------------------------------------------------------------------------------------------------------------
+
+
+def stamp(ago: float = 0.0) -> str:
+    """Return a time of the API."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - ago))
+
+
+def events(pod: Pod) -> tuple[NodeEvent, ...]:
+    """Return the events that can be read."""
+    found = read(pod).events
+    assert isinstance(found, tuple), found
+    return found
+
+
+def test_recent_events_of_the_node_are_read_in_their_order(server: RecordedServer, pod: Pod) -> None:
+    """Written in either way: `count` and `lastTimestamp`, or `series`. One of hours ago, and a normal one, are left out."""
+    server.events = lambda: events_of(
+        {"reason": "Later", "lastTimestamp": stamp(5), "count": 7},
+        {"reason": "Old", "lastTimestamp": stamp(2 * 3600)},
+        {"reason": "Normal", "lastTimestamp": stamp(), "type": "Normal"},
+        {
+            "reason": "Series",
+            "lastTimestamp": None,
+            "count": None,
+            "eventTime": stamp(3000).replace("Z", ".123456Z"),
+            "series": {"count": 12, "lastObservedTime": stamp(60).replace("Z", ".123456Z")},
+            "source": {},
+            "reportingComponent": "health-checker",
+        },
+        {"reason": "Once", "lastTimestamp": None, "count": None, "eventTime": stamp(90).replace("Z", ".000001Z")},
+    )
+    assert [(one.reason, one.count, one.source) for one in events(pod)] == [
+        ("Once", 1, "kernel-monitor"),
+        ("Series", 12, "health-checker"),
+        ("Later", 7, "kernel-monitor"),
+    ]
+
+
+def test_who_may_not_list_events_reads_the_node_and_is_told_the_rule(server: RecordedServer, pod: Pod) -> None:
+    """As an account of an older manifest: nothing else is missing."""
+    server.events = lambda: answer("events-forbidden")
+    found = read(pod)
+    assert {one.type for one in found.conditions} == {"Ready"}
+    assert isinstance(found.events, Unknown)
+    assert mentions(found.events.why, "403", kubernetes.EVENTS_RULE, "namespace default")
+    assert TOKEN not in found.events.why
+    assert [where for where, _ in unknown_signals(found)] == ["events"]
+
+
+@each_named(
+    "given",
+    {
+        "no JSON": (200, JSON, b"<html>"),
+        "no list": (200, JSON, b'{"kind": "Node"}'),
+        "a list of texts": (200, JSON, b'{"items": ["x"]}'),
+        "strange fields": (200, JSON, b'{"items": [{"metadata": {}, "reason": 7}]}'),
+        "a strange count": (200, JSON, b'{"items": [{"metadata": {}, "count": "many"}]}'),
+        "deep": (200, JSON, b"[" * 100_000),
+        "throttled": (429, JSON, b"slow down"),
+    },
+)
+def test_an_answer_that_is_no_list_of_events_spoils_nothing(server: RecordedServer, pod: Pod, given: Answer) -> None:
+    """The node is read."""
+    server.events = lambda: given
+    found = read(pod)
+    assert found.conditions
+    assert isinstance(found.events, Unknown)
 
 
 # -- on the way --------------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from typing import Final
 
 from holdfast.agent.monitor.kernel_log import KernelLogFollower
 from holdfast.agent.monitor.link_checks import LIMIT, NOTHING, LinkChecks
-from holdfast.agent.monitor.node_conditions import ConditionWatch
+from holdfast.agent.monitor.node_conditions import ConditionWatch, certainty_of
 from holdfast.agent.monitor.nvml_events import ChildReaper, NvmlListener
-from holdfast.detectors.catalogue import CATALOGUE, DRIVER_EVENTS, KERNEL_LOG, NODE_CONDITIONS, Certainty
+from holdfast.detectors.catalogue import DRIVER_EVENTS, KERNEL_LOG, NODE_CONDITIONS, Certainty
 from holdfast.detectors.codec import MalformedData, unpacked
 from holdfast.detectors.evidence import NOT_REQUESTED, Unknown
 from holdfast.detectors.log_lines.kernel_lines import finding_of
@@ -69,7 +69,7 @@ class Deduplicator:
 
     def happened(self, found: FaultFinding, source: str, at: float, now: float, check: LineCheck = NOTHING) -> bool:
         """Report what happened (*at*, wall clock) unless it was reported a moment ago; return whether it is news. *now* is monotonic."""
-        key = (found.kind, found.part, Certainty.CONTRADICTED if check.contradicted else _certainty(found))
+        key = (found.kind, found.part, Certainty.CONTRADICTED if check.contradicted else certainty_of(found))
         again = self._is_recent(key, now)
         self._reported[key] = now
         if again or key[:2] in self._present:
@@ -80,7 +80,7 @@ class Deduplicator:
 
     def is_reported(self, found: FaultFinding, now: float) -> bool:
         """Return whether *found*, or more, was reported a moment ago and not contradicted; count it then. *now* is monotonic."""
-        key = (found.kind, found.part, _certainty(found))
+        key = (found.kind, found.part, certainty_of(found))
         if again := self._is_recent(key, now):
             self._reported[key] = now
             self._dropped[key] += 1
@@ -110,10 +110,6 @@ class Deduplicator:
         if not isinstance(check.addresses, Unknown):
             facts["link"] = {"addresses": list(check.addresses), "adapters": list(check.adapters), "stacked": check.stacked}
         self._send(facts | {name: text for name in ("contradicted", "supported") if (text := getattr(check, name))})
-
-
-def _certainty(found: FaultFinding) -> Certainty:
-    return Certainty.PROOF if CATALOGUE[found.kind].proves(found.quote) else Certainty.LINE
 
 
 class EventBudget:
@@ -206,7 +202,10 @@ class MonitorLoop:
                 note(log, "kernel-log.flooded", max_lines_per_second=MAX_LINES)
             return
         found = finding_of(line)
-        if found is None or self._link_checks.runs(found) or self._reports.is_reported(found, now):
+        if found is None:
+            return
+        self._conditions.saw_line(found, at)
+        if self._link_checks.runs(found) or self._reports.is_reported(found, now):
             return
 
         def report(check: LineCheck) -> None:

@@ -417,4 +417,4 @@ class EventHandlers:
         """Report it, once for all nodes that have the same reason."""
         if event.why not in self._unreadable:
             self._unreadable[event.why] = None
-            self.log.record_event(f"{node}: the conditions of its Kubernetes node are not read (the job does not need them): {event.why}")
+            self.log.record_event(f"{node}: what Kubernetes has of its node is not all read (the job does not need them): {event.why}")

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from holdfast.detectors.codec import packed
 from holdfast.detectors.evidence import Unknown
-from holdfast.probe.readers import files, gpus, host, kernel, kubernetes, network, services, storage
+from holdfast.probe.readers import dcgm, files, gpus, host, kernel, kubernetes, network, services, storage
 
 SOURCES: Final[Mapping[str, Callable[[Path], Any]]] = {
     "gpus": gpus.read_gpus,
@@ -30,6 +30,7 @@ SOURCES: Final[Mapping[str, Callable[[Path], Any]]] = {
     "services": services.read_services,
     "processes": services.read_processes,
     "kubernetes": kubernetes.read_kubernetes,
+    "dcgm": dcgm.read_dcgm,
 }
 """The reader of each part of a `NodeReading`; storage is read mount by mount."""
 OVERTIME: Final = 30

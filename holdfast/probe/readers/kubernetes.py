@@ -1,6 +1,7 @@
-"""Read what a Kubernetes cluster has of this node: its conditions, whether it is cordoned, and the labels of repair services.
+"""Read what a Kubernetes cluster has of this node: its conditions, events, whether it is cordoned, and the labels of repair services.
 
-Each reading is one `GET` of one object, which the API server answers from its cache, with credentials that are read anew: tokens rotate.
+Each reading is one `GET` of the node, which the API server answers from its cache, and one list of the node's events. Credentials are read
+anew each time: tokens rotate.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import socket
 import ssl
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from holdfast.detectors.evidence import NOT_REQUESTED, Unknown
-from holdfast.detectors.nodes.readings import KubernetesReading, NodeCondition
+from holdfast.detectors.nodes.readings import KubernetesReading, NodeCondition, NodeEvent
 from holdfast.probe.readers.kubernetes_access import NODE_NAME, Access, NotReadable, environment_of, find_access
 
 LABELS: Final = frozenset({
@@ -31,10 +33,18 @@ TIMEOUT: Final = 2.0
 MAX_BYTES: Final = 4 << 20
 """Bytes of an answer: an object in a cluster has less than 2 MiB."""
 MAX_ITEMS: Final = 128
-"""Conditions, and taints, that are kept."""
+"""Conditions, taints, and events, that are kept."""
+MAX_LISTED: Final = 500
+"""Events that are asked for, as `kubectl` does: a reporter may write some 30 an hour of one node, and an hour later they are gone."""
+RECENT: Final = 3600.0
+"""Seconds since an event was reported last, after which it is not read: as long as the API server keeps one by default."""
+NAMESPACE: Final = "default"
+"""Namespace of the events of objects that are in none, as nodes are."""
+NORMAL: Final = "Normal"
 MAX_TEXT: Final = 4096
 """Letters that are kept of a message."""
 RULE: Final = '{apiGroups: [""], resources: [nodes], verbs: [get]}'
+EVENTS_RULE: Final = '{apiGroups: [""], resources: [events], verbs: [list]}'
 
 
 def read_kubernetes(root: Path = Path("/"), environment: Mapping[str, str] | None = None) -> KubernetesReading | Unknown:
@@ -66,9 +76,34 @@ def _ask(access: Access) -> KubernetesReading:
     if status != http.client.OK:
         raise NotReadable(f"{access.url} answered with status {status}")
     try:
-        return _reading(json.loads(body))
+        reading = _reading(json.loads(body))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise NotReadable(f"{access.url} did not answer with a Node: is it the API server of a Kubernetes cluster?") from None
+    try:
+        return replace(reading, events=_ask_events(access))
+    except NotReadable as error:
+        return replace(reading, events=Unknown(error.why))  # the node itself is read
+
+
+def _ask_events(access: Access) -> tuple[NodeEvent, ...]:
+    """Return the recent events of the node that are not normal, oldest first; raise `NotReadable`."""
+    selected = f"involvedObject.kind=Node,involvedObject.name={access.node},type!={NORMAL}"
+    query = urlencode({"fieldSelector": selected, "limit": MAX_LISTED, "resourceVersion": 0})
+    status, body = _get(access, f"{access.path}/api/v1/namespaces/{NAMESPACE}/events?{query}")
+    if status == http.client.FORBIDDEN:
+        raise NotReadable(
+            f"{access.url} forbids to list the events of this node with the credentials in {access.credentials_from} (403): bind their "
+            f"account to a Role of the namespace {NAMESPACE} with the rule {EVENTS_RULE}"
+        )
+    if status != http.client.OK:
+        raise NotReadable(f"{access.url} answered with status {status}, asked for the events of this node")
+    try:
+        events = [_event(one) for one in json.loads(body)["items"] or []]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise NotReadable(f"{access.url} did not answer with a list of events") from None
+    since = time.time() - RECENT
+    recent = [one for one in events if one.type != NORMAL and one.last is not None and one.last >= since]
+    return tuple(sorted(recent, key=lambda one: one.last or 0.0)[-MAX_ITEMS:])
 
 
 def _get(access: Access, path: str) -> tuple[int, bytes]:
@@ -153,6 +188,20 @@ def _condition(found: Any) -> NodeCondition:  # noqa: ANN401 (any JSON)
         reason=_text(found.get("reason") or ""),
         message=_text(found.get("message") or ""),
         since=_seconds(found.get("lastTransitionTime")),
+    )
+
+
+def _event(found: Any) -> NodeEvent:  # noqa: ANN401 (any JSON)
+    """Return an event; one that was reported again says so in `series`, or, written the older way, in `count` and `lastTimestamp`."""
+    series, source = found.get("series") or {}, found.get("source") or {}
+    times = (series.get("lastObservedTime"), found.get("lastTimestamp"), found.get("eventTime"), found["metadata"].get("creationTimestamp"))
+    return NodeEvent(
+        type=_text(found.get("type") or ""),
+        reason=_text(found.get("reason") or ""),
+        source=_text(source.get("component") or found.get("reportingComponent") or ""),
+        message=_text(found.get("message") or ""),
+        count=max(1, *(int(one) for one in (series.get("count"), found.get("count")) if one is not None), 1),
+        last=next((at for one in times if one and (at := _seconds(one)) is not None), None),
     )
 
 

@@ -67,6 +67,7 @@ def read_node(node: str, *, seconds: float = 10.0, root: Path = Path("/"), pytho
         services=found,
         processes=found,
         kubernetes=found,
+        dcgm=found,
     )
 
 
