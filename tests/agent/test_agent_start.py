@@ -244,7 +244,7 @@ def test_sigterm_to_all_processes_gives_the_controller_time(node: Node, flow: Fl
 
 
 def test_the_same_sigterm_passed_on_late_is_no_second_one(node: Node, flow: Flow) -> None:
-    """The agent has its own at once; a subreaper that was stopped meanwhile passes its own on long after. Only then a second one ends it."""
+    """The agent has its own at once; a stopped subreaper passes it on long after. Only a second one of its own ends it."""
     flow.prepare(node, [sys.executable, node.script(CLIENT + "hello(); time.sleep(600)")])
     flow.start(1)
     flow.wait("worker.hello")

@@ -61,10 +61,12 @@ def test_ps_shows_which_rank_of_which_job_a_worker_is(node: Node, flow: Flow, ar
     flow.start(1, [3], HOLDFAST_JOB="gpt-small")
     pid = flow.pid(3)
     ps = ["ps", "-ww", "-o", "args=", "-p", str(pid)]
-    shown = wait_until(
-        lambda: text if (text := subprocess.check_output(ps, text=True).strip()).startswith("holdfast") else "", seconds=60, explain=node.output
-    )
-    assert shown == f"holdfast: rank 3 of job gpt-small ({' '.join(what)})"
+
+    def shown() -> str:
+        text = subprocess.check_output(ps, text=True).strip()
+        return text if text.startswith("holdfast") else ""
+
+    assert wait_until(shown, seconds=60, explain=node.output) == f"holdfast: rank 3 of job gpt-small ({' '.join(what)})"
     assert f"{NODE_MARK}={mark_of(node.folder)}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
