@@ -77,10 +77,8 @@ class AgentServer:
         self._parent = os.getppid()
         self._end_at: float | None = None
         self._end_with_ranks = False
-        self._terminations: list[int] = []
-        """SIGTERM, and the same signal as the subreaper passes it on, as received since the loop answered them last."""
-        self._terminated_by: dict[int, float] = {}
-        """Which of the two have come, and when first (monotonic)."""
+        self._terminations, self._terminated_by = list[int](), dict[int, float]()
+        """SIGTERM, and the same signal as the subreaper passes it on: those to answer still, and when each came first (monotonic)."""
         self._attached_at = float("-inf")
         """When a controller was attached last (monotonic), as far as an agent that got SIGTERM has looked."""
         self._lease, self._lease_end = FIRST_LEASE, time.monotonic() + FIRST_LEASE

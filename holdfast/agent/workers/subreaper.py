@@ -14,7 +14,6 @@ from typing import Final
 
 from holdfast.host.process import AGENT_MARK, become_subreaper, die_with_parent, end_children, kill, sweep
 
-
 PASSED_ON: Final = signal.SIGRTMIN + 7
 """What the subreaper sends the agent when it gets SIGTERM itself: the agent may get the same SIGTERM too, at any distance in time, and must
 not take the two for a second request. (The C library keeps the first two real-time signals, and debuggers and profilers use the next.)"""
