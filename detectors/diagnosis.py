@@ -29,6 +29,7 @@ from holdfast.detectors.correlation import inferred
 from holdfast.detectors.evidence import (
     AgentUnreachable,
     CheckpointFailure,
+    EarlyExit,
     Evidence,
     FrozenParameters,
     GroupFailure,
@@ -64,7 +65,7 @@ from holdfast.detectors.training.exceptions import EXCEPTION
 from holdfast.detectors.training.groups import see_group_failure, see_replace_ranks_failure
 from holdfast.detectors.training.losses import see_frozen_parameters, see_losses, see_non_finite_loss, see_replica_digests
 from holdfast.detectors.training.process import EXIT_CODE, see_exit, see_start, see_stop
-from holdfast.detectors.training.progress import see_cut_short, see_overrun, see_progress
+from holdfast.detectors.training.progress import see_cut_short, see_early_exit, see_overrun, see_progress
 from holdfast.detectors.training.stragglers import see_step_breakdowns, see_step_times
 
 _BROKEN = WorkerException(type="ValueError", message="bad shape", traceback='File "train.py", line 3, in <module>')
@@ -127,6 +128,7 @@ DETECTORS: Final[dict[type, Callable[[Any, HangLimits], Fault | list[Fault] | No
     AgentUnreachable: see_agent_unreachable,
     NodePartitioned: see_partition,
     Progress: see_progress,
+    EarlyExit: see_early_exit,
     CheckpointFailure: see_checkpoint_failure,
     MemstoreFailure: see_memory,
     StartFailure: see_start,

@@ -199,6 +199,22 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyExit:
+    """Ranks that exited with status 0 while others still run, before any step of this generation is known."""
+
+    at: float
+    node: str
+    """Node of the first of them."""
+    ended: tuple[int, ...]
+    """First to exit first."""
+    running: tuple[int, ...]
+    ran: float
+    """Seconds from the start of the first to its exit."""
+    since: float
+    """Seconds since the first exited."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NonFiniteLoss:
     """A rank's non-finite loss after a finite one."""
 
@@ -407,6 +423,7 @@ Evidence = (
     | AgentUnreachable
     | NodePartitioned
     | Progress
+    | EarlyExit
     | CheckpointFailure
     | MemstoreFailure
     | StartFailure

@@ -9,6 +9,7 @@ from holdfast.detectors.catalogue import DRIVER_EVENTS
 from holdfast.detectors.evidence import (
     AgentUnreachable,
     CheckpointFailure,
+    EarlyExit,
     FrozenParameters,
     GroupFailure,
     InterruptedRecovery,
@@ -59,6 +60,7 @@ SOURCES: Final[dict[type, Callable[[Any], str]]] = {
     AgentUnreachable: lambda seen: f"connection to the agent of {seen.node}",
     NodePartitioned: lambda seen: f"connection checks between {seen.node} and other nodes",
     Progress: lambda _seen: "heartbeats of all ranks",
+    EarlyExit: lambda seen: f"agent of {seen.node}",
     CheckpointFailure: lambda seen: f"report of rank {seen.rank}",
     MemstoreFailure: lambda seen: f"agent of {seen.node}",
     StartFailure: lambda seen: f"agent of {seen.node}",

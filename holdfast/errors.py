@@ -393,7 +393,9 @@ class UnknownJob(OperatorError):
 
     def __str__(self) -> str:
         known = f" Known jobs: {', '.join(self.known)}." if self.known else ""
-        return f"no job '{cut(self.job)}' in the history.{known} `holdfast ps -a` lists all."
+        is_file = self.job.endswith((".yaml", ".yml", ".py"))
+        file = " A job has the `name` in its file, or that of its script without `.py`." if is_file else ""
+        return f"no job '{cut(self.job)}' in the history.{file}{known} `holdfast ps -a` lists all."
 
 
 class NoJob(OperatorError):

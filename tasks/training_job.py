@@ -6,8 +6,6 @@ Each takes the job's controller and returns the transition that moves the job on
 from __future__ import annotations
 
 from holdfast.control.config import gc_tuning
-from holdfast.control.migration.grow_restart import grow_by_restart
-from holdfast.control.migration.live import grow_live, move
 from holdfast.control.recovery import path
 from holdfast.control.supervisor import stages
 from holdfast.control.supervisor.controller import SLICE, JobController, ending, watch
@@ -73,6 +71,4 @@ def wait(run: JobController) -> Transition:
 @job_task("migrate", run_titles.migrate)
 def migrate(run: JobController) -> Transition:
     """Carry out the oldest requested migration, or add missing ranks, while training runs. If it cannot be done, training continues."""
-    if run.requests.migrations:
-        return move(run)
-    return grow_by_restart(run) if run.scale_up.by_restart else grow_live(run)
+    return stages.migrate(run)

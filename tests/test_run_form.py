@@ -94,7 +94,12 @@ def test_the_form_describes_each_field_and_requires_few() -> None:
     assert len(fields) > 60
     assert [name for name, field in fields if not (field.get("title") and field.get("description"))] == []
     assert '"null"' not in json.dumps([field for _, field in fields if "then" not in field])
+    assert [field["title"] for _, field in fields if field["title"] in {"MemoryPlan", "RecoveryTimeouts"}] == [], "no name of a class"
+    assert [field["description"] for _, field in fields if "`" in field["description"]] == [], "the UI shows it verbatim"
     known = dict(fields)
+    assert "pattern" not in known["max_overhead"], "nobody fills in a form by a regular expression"
+    for name in ("env", "node_labels"):  # the UI has a JSON editor for them
+        assert json.loads(known[name]["description"].partition("e.g. ")[2].partition(";")[0])
     assert known["progress"]["enum"] == ["auto", "steps", "none"]
     assert len(json.dumps(schema)) < 100_000
 
@@ -111,6 +116,7 @@ def test_the_form_has_every_field_of_a_job() -> None:
     [
         ({"script": "/data/train.py"}, "'name' is a required property"),
         ({"name": "gpt"}, "'script' is a required property"),
+        ({**GOOD, "advanced": {"checkpoint": {"memory": {"max_overhead": "five"}}}}, "'a text such as 25%' was expected"),
         (
             {**GOOD, "name": "Bad Name"},
             "'name'. Failure reason: 'lowercase letters, digits and dashes, at most 63' was expected",

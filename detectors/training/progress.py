@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, Final
 
 from holdfast.detectors.catalogue import Attribution, Fault, FaultKind, RecommendedAction, fault_kind
-from holdfast.detectors.evidence import HangLimits, InterruptedRecovery, Progress, RankProgress, RecoveryTimeout, Sample
+from holdfast.detectors.evidence import EarlyExit, HangLimits, InterruptedRecovery, Progress, RankProgress, RecoveryTimeout, Sample
 from holdfast.detectors.training.hang_analysis import CIRCLE, MISMATCH, STUCK, HangFinding, explain, numbered
 
 WINDOW: Final = 64
@@ -89,6 +89,18 @@ NOT_ENDING: Final = _define(
     unhealthy=Sample(Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=900.0)),
     healthy=Sample(Progress(at=0.0, ranks=_ranks(900.0), step_seconds=_STEADY, ended=(2, 3), since_end=30.0)),
     weight=40,
+)
+EARLY_SECONDS: Final = 10.0
+"""Ranks that finish together exit within this many seconds (our choice)."""
+EARLY: Final = _define(
+    id="rank-exited-early",
+    title="A rank exited with status 0 while others still run, and no step is known",
+    source="process exits",
+    recommended_action=RecommendedAction.MONITOR,
+    action="if the others wait for it, make every rank take part from `init_process_group` to the end; else nothing needs to be done",
+    unhealthy=Sample(EarlyExit(at=0.0, node="n0", ended=(1,), running=(0, 2, 3), ran=2.0, since=11.0)),
+    healthy=Sample(EarlyExit(at=0.0, node="n0", ended=(1,), running=(0, 2, 3), ran=2.0, since=3.0)),
+    weight=10,
 )
 OVERRUN: Final = _define(
     id="recovery-overrun",
@@ -344,6 +356,18 @@ def _see_end(seen: Progress, limits: HangLimits) -> Fault | None:
         f"(limit {limit:.1f} s, `timeouts.exit_grace`)"
     )
     return _of(NOT_ENDING.id, seen, suspect(odd or seen.ranks) if odd or len(left) == 1 else None, quote, age=age)
+
+
+def see_early_exit(seen: EarlyExit, limits: HangLimits) -> Fault | None:
+    """Report the ranks that exited, in time to act before the others count as stuck."""
+    if seen.since < EARLY_SECONDS:
+        return None
+    runs = "runs" if len(seen.running) == 1 else "run"
+    quote = (
+        f"{numbered(seen.ended)} exited with status 0, the first {seen.ran:.1f} s after its start, and {numbered(seen.running)} still "
+        f"{runs}; without any activity for {limits.exit_grace:.0f} s (`timeouts.exit_grace`) that is a fault"
+    )
+    return Fault(kind=EARLY.id, at=seen.at - seen.since, node=seen.node, rank=seen.ended[0], quote=quote, signature=EARLY.id)
 
 
 def see_overrun(seen: RecoveryTimeout, _limits: HangLimits) -> Fault | None:

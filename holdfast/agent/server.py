@@ -26,6 +26,7 @@ from holdfast.agent.node.identity import Identity
 from holdfast.agent.worker_messages import StepBatch, WorkerMessages
 from holdfast.agent.workers.group import WorkerGroup
 from holdfast.agent.workers.oom import OomDetector
+from holdfast.agent.workers.subreaper import PASSED_ON
 from holdfast.agent.workers.worker import Worker
 from holdfast.host.process import end_children, started_at
 from holdfast.log import note
@@ -45,7 +46,11 @@ PREEMPTION_SECONDS: Final = 25.0
 """How long an agent that got SIGTERM waits for the controller to save what is on its node. A spot instance's notice comes two minutes
 before its end, or half a minute (AWS, Google Cloud); Slurm leaves 30 s between SIGTERM and SIGKILL (KillWait)."""
 SAME_SIGNAL_SECONDS: Final = 2.0
-"""Seconds in which a second SIGTERM counts as the first one, delivered twice."""
+"""Seconds in which a SIGTERM that comes the same way once more counts as the first one: Slurm signals a step, and srun signals it again."""
+TERMINATED_SECONDS: Final = 2.0
+"""Seconds for which an agent that gets SIGTERM takes ranks that have just ended for ranks that got it too."""
+RECONNECT_SECONDS: Final = 2.0
+"""How long an agent that got SIGTERM waits for a controller whose connection ended meanwhile: one that was cut off comes back at once."""
 REPLAY_BATCH: Final = 100
 """Events of a previous agent that are sent at once."""
 END_SECONDS: Final = 5.0
@@ -72,6 +77,10 @@ class AgentServer:
         self._parent = os.getppid()
         self._end_at: float | None = None
         self._end_with_ranks = False
+        self._terminations, self._terminated_by = list[int](), dict[int, float]()
+        """SIGTERM, and the same signal as the subreaper passes it on: those to answer still, and when each came first (monotonic)."""
+        self._attached_at = float("-inf")
+        """When a controller was attached last (monotonic), as far as an agent that got SIGTERM has looked."""
         self._lease, self._lease_end = FIRST_LEASE, time.monotonic() + FIRST_LEASE
         self._next_heartbeat = 0.0
         self._peers: set[ClientConnection] = set()
@@ -120,6 +129,7 @@ class AgentServer:
         self._handle_ready(self._seconds_to_wait())
         now = time.monotonic()
         self._handle_ready(0.0)
+        self._answer_terminations()
         self.workers.reap()
         self._tick(now)
 
@@ -132,41 +142,58 @@ class AgentServer:
         for end in (wake, waker):
             end.setblocking(False)  # noqa: FBT003 (its only argument)
         signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, PASSED_ON):
             signal.signal(number, lambda *_: None)  # not ignored: workers would inherit that
 
         def receive(_mask: int) -> None:
             with suppress(BlockingIOError):
                 while data := wake.recv(4096):
                     self.notices.signalled(data)
-                    if signal.SIGTERM in data:
-                        self._on_sigterm()
+                    self._terminations += [number for number in data if number in {signal.SIGTERM, PASSED_ON}]
 
         self._selector.register(wake, selectors.EVENT_READ, receive)
         self._waker = waker  # kept open
 
+    def _answer_terminations(self) -> None:
+        """Handle SIGTERM after all else that has arrived: a controller that has gone by the same moment is not waited for.
+
+        One that comes the same way again is a second request; what the subreaper passes on is the agent's own, however late it comes.
+        """
+        received, self._terminations, now = self._terminations, [], time.monotonic()
+        for number in received:
+            if now >= self._terminated_by.setdefault(number, now) + SAME_SIGNAL_SECONDS or os.getppid() != self._parent:
+                self.end(wipe=False)
+        if received and self._end_at is None and not self.ending:
+            self._on_sigterm()
+
     def _on_sigterm(self) -> None:
-        """Give the controller some time, the first time: the node is about to end, and its ranks and what it has in memory with it.
+        """Give the controller some time: the node is about to end, and its ranks and what it has in memory with it.
 
         Where no controller is attached, ranks are stopped and may save what they have. There is nothing to wait for without ranks, or when
-        the subreaper's end caused the signal. The agent's children may have got it too: ranks may have exited already, and the subreaper
-        passes it on.
+        the subreaper's end caused the signal. The agent's children may have got it too: ranks may have exited already.
         """
         now = time.monotonic()
-        if self._end_at is not None:
-            if now >= self._end_at - PREEMPTION_SECONDS + SAME_SIGNAL_SECONDS:
-                self.end(wipe=False)
-            return
-        is_attached = any(peer.sent_seq is not None for peer in self._peers)
-        has_ranks = self.workers.living() or (is_attached and now < self.workers.ended_at + SAME_SIGNAL_SECONDS)
-        if os.getppid() != self._parent or not has_ranks:
+        has_ranks = self.workers.living() or (self._is_attached() and now < self.workers.ended_at + TERMINATED_SECONDS)
+        if not has_ranks:
             self.end(wipe=False)  # of this process, not of the job: another agent may follow
             return
         self._end_at = now + PREEMPTION_SECONDS
         self.emit("agent.preemption-notice", seconds=PREEMPTION_SECONDS)
-        if not is_attached:
+
+    def _is_attached(self) -> bool:
+        """Return whether a controller is attached."""
+        return any(peer.sent_seq is not None for peer in self._peers)
+
+    def _end_at_notice(self, now: float) -> None:
+        """End when the time that SIGTERM left is over; stop the ranks, which may save, as soon as no controller is there to do it."""
+        assert self._end_at is not None
+        if self._is_attached():
+            self._attached_at = now
+        elif not self._end_with_ranks and now >= self._attached_at + RECONNECT_SECONDS:
             self._end_with_ranks = True
-            self.workers.stop(self.workers.generation, signal.SIGTERM, PREEMPTION_SECONDS)
+            self.workers.stop(self.workers.generation, signal.SIGTERM, max(0.0, self._end_at - now))
+        if now >= self._end_at or (self._end_with_ranks and not self.workers.living()):
+            self.end(wipe=False)
 
     def accept_job(self, job: str, epoch: int, lease: float) -> None:
         """Serve *job* from now on; raise ``OSError`` when that cannot be recorded."""
@@ -218,6 +245,8 @@ class AgentServer:
 
     def _seconds_to_wait(self) -> float:
         times = [part.due() for part in self._parts]
+        if self._end_at is not None and not self._end_with_ranks and not self._is_attached():
+            times.append(self._attached_at + RECONNECT_SECONDS)
         times += [self._end_at, self._next_heartbeat if self.workers.living() else None]
         nearest = min([at for at in times if at is not None], default=self._lease_end)
         return min(MAX_WAIT, max(0.0, min(nearest, self._lease_end) - time.monotonic()))
@@ -229,9 +258,8 @@ class AgentServer:
             plan = self.workers.plan
             self._next_heartbeat = now + ((plan.beat if plan is not None else 0.0) or HEARTBEAT_INTERVAL)
             self._send_heartbeats()
-        ranks_ended = self._end_with_ranks and not self.workers.living()
-        if self._end_at is not None and not self.ending and (now >= self._end_at or ranks_ended):
-            self.end(wipe=False)
+        if self._end_at is not None and not self.ending:
+            self._end_at_notice(now)
         if now >= self._lease_end and not self.ending:
             self.emit("lease.ended", seconds=self._lease)
             self.end()

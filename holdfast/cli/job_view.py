@@ -38,7 +38,7 @@ MIN_ID: Final = 6
 """Characters of an id from which it is distinguished from a mistyped name."""
 WARNINGS: Final = (
     "loss-not-finite", "loss-spike", "training-frozen", "straggler-gpu", "straggler-host", "straggler-network", "data-stall", "step-slow",
-    "copies-differ",
+    "copies-differ", "rank-exited-early",
 )  # fmt: skip
 """FaultRecord kinds that training continues through and that concern the training itself."""
 FIRST_STEPS: Final = 5.0
@@ -109,16 +109,7 @@ class JobView:
     @property
     def reason(self) -> str:
         """Return why the job is in its state."""
-        if self.trains_early:
-            return "the ranks train; their controller attaches once Prefect has started"
         return self.move.reason if self.move else "submitted"
-
-    @property
-    def trains_early(self) -> bool:
-        """Return whether the ranks train and the job is still launching: they start before Prefect does, whose flow follows their state."""
-        if self.state != "LAUNCHING" or self.step is None or self.generation is None:
-            return False
-        return self.step.generation == self.generation.number
 
     @property
     def ended(self) -> bool:
@@ -138,7 +129,7 @@ class JobView:
     @property
     def stale(self) -> float | None:
         """Return the age in seconds of the newest step of a job that should train, if that is older than its steps explain; else None."""
-        if self.step is None or not (self.state == "RUNNING" or self.trains_early):
+        if self.step is None or self.state != "RUNNING":
             return None
         same = self._window
         intervals = tuple(after.at - before.at for before, after in pairwise(same)) or (self.step.seconds,)
@@ -149,7 +140,7 @@ class JobView:
     def pause(self) -> Pause | None:
         """Return the pause in which no rank makes progress, as the controller recorded it; None where a step has been made since."""
         found = ((self.generation.facts or {}) if self.generation else {}).get("pause")
-        if not found or not (self.state == "RUNNING" or self.trains_early):
+        if not found or self.state != "RUNNING":
             return None
         try:
             pause = Pause(**found)
@@ -190,7 +181,7 @@ class JobView:
     @property
     def eta(self) -> float | None:
         """Return the seconds until the last step, while the job runs and reports which step that is."""
-        if not (self.state == "RUNNING" or self.trains_early) or not self.step or not self.until or not self.rate or self.rate <= 0:
+        if self.state != "RUNNING" or not self.step or not self.until or not self.rate or self.rate <= 0:
             return None
         if self.stale is not None:
             return None

@@ -19,6 +19,9 @@ AGENT_MARK: Final = "HOLDFAST_AGENT"
 
 _SET_PDEATHSIG: Final = 1
 _SET_CHILD_SUBREAPER: Final = 36
+_ARG_START: Final = 45
+_ARG_END: Final = 46
+"""Places in what `_stat` returns."""
 _EXITING: Final = 0x4
 """``PF_EXITING`` among a process's flags."""
 
@@ -40,6 +43,18 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 def become_subreaper() -> None:
     """Make this process the parent of every descendant that loses its own (a "child subreaper")."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
+
+
+def set_title(text: str) -> None:
+    """Show *text* as the command line of this process, in `ps` and `top`; what does not fit into the present one is cut off.
+
+    A fork has the command line of the process that it was forked from. The kernel reads it from the memory of the process, whose bounds it
+    reports (proc_pid_stat(5), fields 48 and 49); the environment beside it stays as it is.
+    """
+    fields = _stat(os.getpid())
+    begin, end = (int(fields[number]) for number in (_ARG_START, _ARG_END)) if fields else (0, 0)
+    if begin and end > begin:
+        ctypes.memmove(begin, text.encode(errors="replace")[: end - begin - 1].ljust(end - begin, b"\0"), end - begin)
 
 
 def reset_signals() -> None:

@@ -252,9 +252,10 @@ def _run(arguments: list[str], detach: Detach) -> int:
                 text = f"The Prefect server at {shown(known)} {UNUSABLE}: {problem}. The flow continues with a temporary one."
                 print(text, flush=True)  # noqa: T201
                 environment["PREFECT_API_DATABASE_CONNECTION_URL"] = f"sqlite+aiosqlite:///{folder / 'holdfast-server.db'}"
-            server = TemporaryServer(folder, "holdfast-server.log", environment)
-            server.wait()
+            server = _temporary_server(folder, environment, detach)
         except (OSError, OperatorError) as error:
+            if detach.why:
+                return _detached()
             print(line("refused", f"holdfast: {error}", level="error"), file=sys.stderr)  # noqa: T201
             return 2
         environment = {**server.environment, TEMPORARY_FOR: known, CONFIGURED_AUTH: setting("PREFECT_API_AUTH_STRING") if known else ""}
@@ -262,10 +263,31 @@ def _run(arguments: list[str], detach: Detach) -> int:
     command = [sys.executable, "-P", "-m", *arguments]
     with sigusr1_blocked():
         if detach.why:
-            from holdfast.exit_codes import DETACHED  # noqa: PLC0415 (importing it takes half a second)
-
-            return DETACHED
+            return _detached()
         return os.execve(sys.executable, command, environment)  # noqa: S606 (replaces this process, so that the server dies with it)
+
+
+def _detached() -> int:
+    from holdfast.exit_codes import DETACHED  # noqa: PLC0415 (importing it takes half a second)
+
+    return DETACHED
+
+
+def _temporary_server(folder: Path, environment: dict[str, str], detach: Detach) -> TemporaryServer:
+    """Start a temporary server and wait until it answers; try again for as long as a launcher controls the job meanwhile."""
+    while True:
+        try:
+            server = TemporaryServer(folder, "holdfast-server.log", environment)
+            server.wait()
+        except (OSError, ServerNotStarted) as error:
+            if not early_launch.go_on_alone():
+                raise
+            text = f"{error} The job goes on without it; the next attempt follows in {early_launch.RETRY_SECONDS:.0f} s."
+            print(line("prefect.late", text, level="warning"), flush=True)  # noqa: T201
+            if not early_launch.wait_to_try_again(detach):
+                raise
+        else:
+            return server
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -53,9 +54,30 @@ def _run(arguments: list[str], steer: Callable[..., FlowState]) -> int:
     except (IndexError, OSError, ValueError, KeyError) as error:
         return _refuse(f"no usable description of a job: {error}")
     if why := _no_server():
+        if early_launch.go_on_alone():
+            return _try_again(why, arguments, job.name)
         return _refuse(f"{why} If job '{job.name}' runs already, it goes on.")
     threading.Thread(target=_leave_in_time, args=(job.name,), name="final_checkpoint", daemon=True).start()
-    return _steer(lambda: steer(job, cluster, standby=standby), job.name, again=arguments if standby else None)
+    try:
+        return _steer(lambda: steer(job, cluster, standby=standby), job.name, again=arguments if standby else None)
+    except Late as error:
+        return _try_again(f"the flow could not start: {error}", arguments, job.name)
+
+
+class Late(Exception):
+    """Prefect, or the history, did not answer in time, and a launcher controls the job meanwhile."""
+
+
+def _try_again(why: str, arguments: list[str], job: str) -> int:
+    """Have the launcher control the job for now, and begin anew after a while; once the launcher has ended the job, return how."""
+    text = f"{why} The job goes on without Prefect; the next attempt follows in {early_launch.RETRY_SECONDS:.0f} s."
+    print(line("prefect.late", text, level="warning"), flush=True)  # noqa: T201
+    detach = present()
+    signal.signal(signal.SIGUSR1, detach.on_signal)  # of this program, or of the flow, which has given it back
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    if early_launch.wait_to_try_again(detach):
+        return _begin_anew(arguments)
+    return exit_codes.DETACHED if detach.why else _exit_status(job)
 
 
 def _no_server() -> str:
@@ -67,14 +89,14 @@ def _no_server() -> str:
 
 
 def _steer(steer: Callable[[], object], job: str, *, again: list[str] | None) -> int:
-    """Run the flow to its end; with *again*, begin anew as a fresh process when another one took the job over."""
+    """Run the flow to its end; with *again*, begin anew as a fresh process when another one took the job over.
+
+    Raise `Late` where the flow could not start for now and a launcher controls the job.
+    """
     try:
         steer()
     except OperatorError as error:
-        if again is not None and isinstance(error, HistoryError) and is_transient(error):  # between two polls: starting it again helps
-            print(line("flow.failed", f"holdfast: {error}", level="error"), file=sys.stderr)  # noqa: T201
-            return exit_codes.CONTROLLER_DIED
-        return _refuse(str(error))
+        return _refused(error, standby=again is not None)
     except (FailedRun, CancelledRun, Pause):
         pass  # the end of the job, reported below
     except LeaseLost as error:
@@ -83,13 +105,26 @@ def _steer(steer: Callable[[], object], job: str, *, again: list[str] | None) ->
             return _begin_anew(again)
     except HoldfastError as error:
         print(line("flow.failed", f"holdfast: {error}", level="error"), file=sys.stderr)  # noqa: T201
-    except BaseException:  # noqa: BLE001 (whatever Prefect makes of the end of a run: what counts is what the history says)
+    except BaseException as error:
         print(line("flow.failed", traceback.format_exc().rstrip(), level="error"), file=sys.stderr)  # noqa: T201
+        if isinstance(error, Exception) and early_launch.go_on_alone():  # the flow run was not created, for example; it is no signal
+            raise Late(f"{type(error).__name__}: {error}") from error
     return _exit_status(job)
 
 
+def _refused(error: OperatorError, *, standby: bool) -> int:
+    """Say why the flow could not start; return the exit status, with which a standby is started again where that helps."""
+    is_away = isinstance(error, HistoryError) and is_transient(error)
+    if is_away and early_launch.go_on_alone():
+        raise Late(str(error)) from error
+    if is_away and standby:  # between two polls
+        print(line("flow.failed", f"holdfast: {error}", level="error"), file=sys.stderr)  # noqa: T201
+        return exit_codes.CONTROLLER_DIED
+    return _refuse(str(error))
+
+
 def _begin_anew(arguments: list[str]) -> int:
-    """Become a fresh process that stands by again, unless this one had to detach."""
+    """Become a fresh process that begins with the flow again, unless this one had to detach."""
     with sigusr1_blocked():
         if present().why:
             return exit_codes.DETACHED

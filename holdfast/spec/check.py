@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from holdfast.errors import BadParameters, Problem
 from holdfast.host import gpu_assignment
@@ -15,6 +17,9 @@ from holdfast.spec.cluster import Cluster, LocalCluster
 from holdfast.spec.job import TrainingJob, is_policy_file
 from holdfast.spec.module_check import module_problems
 from holdfast.spec.slurm import SlurmCluster
+
+NO_SCRIPTS: Final = frozenset({".toml", ".json", ".ini", ".cfg", ".sh", ".sbatch", ".slurm", ".ipynb", ".txt", ".md"})
+"""Suffixes of files that are no Python scripts, and that people name where a script is expected."""
 
 
 def checks(job: TrainingJob, cluster: Cluster) -> list[Problem]:
@@ -56,11 +61,27 @@ def _script(job: TrainingJob) -> Iterator[Problem]:
         cure = f"Name a script in it, such as `{path.name}/train.py`, or run a package that has a `__main__` by its name, with `module`"
         yield Problem(field="script", reason=f"{path} is a directory", cure=cure)
     elif not path.is_file():
-        yield Problem(field="script", reason=f"{path} does not exist", cure="Fix the path; it is relative to `workdir`")
+        yield Problem(field="script", reason=f"{path} does not exist", cure=_cure_of_script(job))
+    elif path.suffix in NO_SCRIPTS:
+        cure = "Name a Python script, or a job file (.yaml); any other program is a `command`, `--no-python` on the command line"
+        yield Problem(field="script", reason=f"{path} is no Python script", cure=cure)
     elif not os.access(path, os.R_OK):
         yield Problem(field="script", reason=f"{path} cannot be read", cure="Fix its permissions")
     if job.python is not None:
         yield from _program(job, job.python, "python")
+
+
+def _cure_of_script(job: TrainingJob) -> str:
+    """Return what to do about a script that does not exist; it may be a command line with a script in it."""
+    words = (job.script or "").split()
+    is_python = Path(words[0]).name.startswith("python") if words else False
+    rest = words[1:] if is_python else words
+    if is_python and not rest and job.args[:1] and job.inside(job.args[0]).is_file():  # `holdfast run python train.py`
+        return f"Leave `{words[0]}` out: the script is {job.args[0]}"
+    if rest and len(words) > 1 and job.inside(rest[0]).is_file():
+        more = f", and its arguments `args: {json.dumps(rest[1:])}`" if rest[1:] else ""
+        return f"Write the script alone, `script: {rest[0]}`{more}"
+    return "Fix the path; it is relative to `workdir`"
 
 
 def _program(job: TrainingJob, program: str, field: str) -> Iterator[Problem]:

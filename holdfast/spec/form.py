@@ -57,6 +57,8 @@ KEEP_COMMAND: Final[Schema] = {
     "description": "Start the line as it is, as `command` of a job file. Otherwise a script, and what `python -m` names, is started in a "
     "process that has imported torch already.",
 }
+AS_JSON: Final = {"env": '{"NCCL_DEBUG": "INFO"}', "node_labels": '{"gpu": "h200"}; empty: any node.'}
+"""Fields that the UI edits as JSON, with an example: a job file has YAML."""
 COUNTED_RANKS: Final[Schema] = {
     "anyOf": [{"enum": ["auto", "gpu", "cpu"], "type": "string"}, {"type": "null"}],
     "default": None,
@@ -188,9 +190,6 @@ def advanced_schema() -> Schema:
         del strict["properties"][name]
     strict["properties"] = {MIN_NODES: FEWEST_NODES, AS_COMMAND: KEEP_COMMAND, **strict["properties"]}
     strict["properties"]["nproc_per_node"] = COUNTED_RANKS
-    for name, field in strict["properties"].items():
-        if "properties" in field:
-            field["title"] = name.capitalize()
     strict["properties"]["standby"] = {
         "type": "boolean",
         "title": "Standby",
@@ -198,7 +197,19 @@ def advanced_schema() -> Schema:
         "description": "Wait while another flow run controls a job of this name, and take over when it dies.",
     }
     strict.pop("required", None)
-    return _collapsed(strict)
+    return _collapsed(_in_words(strict))
+
+
+def _in_words(schema: Any) -> Any:  # noqa: ANN401 (JSON)
+    """Return *schema* with each `pattern` of a text replaced by what the server says in words, with the examples of the field."""
+    if isinstance(schema, list):
+        return [_in_words(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    own = {name: _in_words(value) for name, value in schema.items() if name != "pattern"}
+    if not isinstance(pattern := schema.get("pattern"), str):  # else it is the name of a property
+        return own if pattern is None else {**own, "pattern": _in_words(pattern)}
+    return {**own, **text_like(pattern, f"a text such as {' or '.join(schema['examples'])}")}
 
 
 def _without_references(schema: Any, known: Mapping[str, Schema]) -> Any:  # noqa: ANN401 (JSON)
@@ -219,17 +230,18 @@ def _collapsed(strict: Schema) -> Schema:
     The UI cannot collapse sections. It shows the alternatives of `anyOf` as buttons and ignores `then`: so the first alternative,
     which shows nothing, admits every object, and `then` reports the errors, field by field.
     """
-    shown = {name: _shown(field) for name, field in strict["properties"].items()}
+    shown = {name: _shown(name, field) for name, field in strict["properties"].items()}
     choices = [{"title": "Defaults", "type": "object", "properties": {}}, {"title": "Customize", "type": "object", "properties": shown}]
     return {"anyOf": choices, "if": {}, "then": strict}
 
 
-def _shown(field: Schema) -> Schema:
-    """Return how a field is shown: an optional one by its other type, a group of fields as a choice."""
-    if field.get("type") == "object" and "properties" in field:
-        return {"title": field["title"], "description": field["description"], "anyOf": _collapsed(field)["anyOf"]}
-    own = {name: value for name, value in field.items() if name != "anyOf" and (name, value) != ("default", None)}
-    own["description"] = own["description"].replace("`", "").replace(", relative to the job file", "")  # the UI shows it verbatim
+def _shown(name: str, field: Schema) -> Schema:
+    """Return how the field *name* is shown: an optional one by its other type, a group of fields as a choice."""
+    text = field["description"].replace("`", "").replace(", relative to the job file", "")  # the UI shows it verbatim
+    if field.get("type") == "object" and "properties" in field:  # its own title is the name of a class
+        return {"title": name.replace("_", " ").title(), "description": text, "anyOf": _collapsed(field)["anyOf"]}
+    own = {key: value for key, value in field.items() if key != "anyOf" and (key, value) != ("default", None)}
+    own["description"] = text if name not in AS_JSON else f"{text.partition(', e.g. ')[0].rstrip('.')}, e.g. {AS_JSON[name]}"
     choices = [one for one in field.get("anyOf", []) if one != {"type": "null"}]
     if len(choices) == 1:
         return {**choices[0], **own}

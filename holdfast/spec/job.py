@@ -271,7 +271,7 @@ class Timeouts(SpecModel):
     exit_grace: PositiveDuration = duration_field(
         "5m",
         description="When some ranks have exited with status 0, the others may take this long without a step, an output or an exit; if "
-        "rank 0 has exited, the job is completed then.",
+        "rank 0 has exited after a longer run than this, or after a step, the job is completed then.",
     )
     recovery: RecoveryTimeouts = Field(
         default=RecoveryTimeouts(),

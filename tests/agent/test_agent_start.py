@@ -8,13 +8,15 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from holdfast.agent.server import PREEMPTION_SECONDS
-from holdfast.host.process import NODE_MARK, is_alive, mark_of
+from holdfast.agent.server import PREEMPTION_SECONDS, SAME_SIGNAL_SECONDS
+from holdfast.agent.workers.subreaper import PASSED_ON
+from holdfast.host.process import NODE_MARK, is_alive, mark_of, state_of
 from holdfast.protocol import PROTOCOL, connect
 from tests.agent.rig import CLIENT, ROOT, Flow, Node
 from tests.mentions import mentions
@@ -239,6 +241,52 @@ def test_sigterm_to_all_processes_gives_the_controller_time(node: Node, flow: Fl
     assert before <= set(node.remains()), "helpers work for the agent, and it has work for them still"
     flow.ok("end")
     assert node.ended() == 0
+
+
+def test_the_same_sigterm_passed_on_late_is_no_second_one(node: Node, flow: Flow) -> None:
+    """The agent has its own at once; a stopped subreaper passes it on long after. Only a second one of its own ends it."""
+    flow.prepare(node, [sys.executable, node.script(CLIENT + "hello(); time.sleep(600)")])
+    flow.start(1)
+    flow.wait("worker.hello")
+    os.kill(node.subreaper_pid, signal.SIGSTOP)
+    os.kill(node.agent, signal.SIGTERM)
+    at = flow.wait("agent.preemption-notice")["at"]
+    wait_until(lambda: time.time() > at + 2 * SAME_SIGNAL_SECONDS, seconds=60)
+    os.kill(node.subreaper_pid, signal.SIGTERM)
+    os.kill(node.subreaper_pid, signal.SIGCONT)
+    wait_until(lambda: not pending(node.subreaper_pid, signal.SIGTERM) and not pending(node.agent, PASSED_ON), seconds=60)
+    for _ in range(3):
+        assert flow.ok("about", protocol=PROTOCOL)["workers"], "the rank goes on, and the controller still has its time"
+    os.kill(node.agent, signal.SIGTERM)
+    flow.exited()
+    assert node.ended() == 0
+
+
+def pending(pid: int, number: int) -> bool:
+    """Return whether a process has still to take a signal."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return any(int(line.split()[1], 16) & 1 << (number - 1) for line in lines if line.startswith(("SigPnd:", "ShdPnd:")))
+
+
+@pytest.mark.parametrize("when", ["at the same moment", "while the agent waits for it"])
+def test_a_controller_that_goes_is_not_waited_for(node: Node, tmp_path: Path, when: str) -> None:
+    """Its connection ends in the same round of the agent's loop, or later: the ranks are stopped, and may save, instead of being killed."""
+    saved = tmp_path / "saved"
+    saves = f"import signal\ndef save(*_):\n    open({str(saved)!r}, 'w').close()\n    os._exit(0)\nsignal.signal(signal.SIGTERM, save)\n"
+    with node.flow() as flow:
+        flow.attach(0)
+        flow.prepare(node, [sys.executable, node.script(CLIENT + saves + "hello()\ntime.sleep(600)")])
+        flow.start(1)
+        flow.wait("worker.hello")
+        if when == "at the same moment":
+            os.kill(node.agent, signal.SIGSTOP)
+            wait_until(lambda: state_of(node.agent) == "T", seconds=60)
+        os.kill(node.agent, signal.SIGTERM)
+        if when == "while the agent waits for it":
+            flow.wait("agent.preemption-notice")
+    os.kill(node.agent, signal.SIGCONT)
+    assert node.ended() == 0
+    assert saved.exists()
 
 
 def signal_again(node: Node, flow: Flow) -> None:

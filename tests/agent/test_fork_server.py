@@ -6,6 +6,7 @@ import json
 import os
 import selectors
 import signal
+import subprocess
 import sys
 import venv
 from collections.abc import Iterator
@@ -49,6 +50,24 @@ def test_workers_that_end_in_the_instant_they_were_forked_are_not_lost(node: Nod
             assert end["code"] == rank
             assert flow.wait("worker.started", rank=rank, generation=generation)["pid"] == end["pid"]
     assert not any(event["event"] == "start.failed" for event in flow.events)
+
+
+@pytest.mark.parametrize("argv", [["--key", "secret"], ["-m"]])
+def test_ps_shows_which_rank_of_which_job_a_worker_is(node: Node, flow: Flow, argv: list[str]) -> None:
+    """With its script, whose arguments may be secret, and with the environment by which others find it."""
+    script = node.script(QUIET)
+    what, argv = (["-m", "http.server"], ["-m", "http.server", "0"]) if argv == ["-m"] else ([Path(script).name], [script, *argv])
+    flow.prepare(node, argv, warm=True)
+    flow.start(1, [3], HOLDFAST_JOB="gpt-small")
+    pid = flow.pid(3)
+    ps = ["ps", "-ww", "-o", "args=", "-p", str(pid)]
+
+    def shown() -> str:
+        text = subprocess.check_output(ps, text=True).strip()
+        return text if text.startswith("holdfast") else ""
+
+    assert wait_until(shown, seconds=60, explain=node.output) == f"holdfast: rank 3 of job gpt-small ({' '.join(what)})"
+    assert f"{NODE_MARK}={mark_of(node.folder)}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
 def test_a_fork_server_that_is_lost_while_idle_is_replaced(node: Node, flow: Flow) -> None:

@@ -71,6 +71,7 @@ def test_lines_of_this_job_are_shown_once_wherever_the_rank_goes(read: Read) -> 
     read.write("old\n")
     read.output.follow(read.job, MEMBERS)
     read.begin()
+    read.write("--- holdfast: this script has no holdfast.session\n")
     read.write("one\ntw")
     read.until(lambda: read.lines == [(0, "one")])
     read.begin(rank=1)

@@ -135,6 +135,29 @@ def test_the_exit_of_a_rank_is_a_sign_of_progress() -> None:
         assert [fault.kind for fault in see([seen], limits)] == kinds
 
 
+def test_a_rank_that_exits_before_any_step_is_reported_while_others_run() -> None:
+    """With status 0, and some time later, as ranks that finish together do not exit at the same moment; never once a step is known."""
+    limits = HangLimits()
+    for steps in (False, True):
+        board = GenerationState(1, {"a": [0], "b": [1]})
+        for rank, pid in ((0, 100), (1, 101)):
+            send(board, "worker.started", 10.0, rank=rank, pid=pid)
+        assert board.early_exit(11.0) is None
+        if steps:
+            send(board, "worker.stepped", 11.0, rank=0, step=1, until=9)
+        end = {"step": None, "ended": 12.0, "code": 0, "signal": None, "finished": True, "ordered": False, "raised": None}
+        send(board, "worker.exited", 12.0, rank=1, oom=None, oom_blind=None, output="", **end)
+        found = [see([seen], limits) for now in (13.0, 30.0) if (seen := board.early_exit(now)) is not None]
+        if steps:
+            assert found == []
+            continue
+        soon, (late,) = found
+        assert (soon, late.kind, late.rank, late.node, late.at) == ([], "rank-exited-early", 1, "b", 12.0)
+        assert mentions(late.quote, "rank 1 exited", "2.0 s after its start", "rank 0 still runs", "`timeouts.exit_grace`")
+        send(board, "worker.exited", 31.0, rank=0, oom=None, oom_blind=None, output="", **end)
+        assert board.early_exit(50.0) is None, "all have ended"
+
+
 def quiet_for(board: GenerationState, now: float, quiet: float) -> None:
     """Have both ranks make no progress for so long."""
     send(board, "heartbeats", now, ranks={"0": BEAT | {"age": quiet}, "1": BEAT | {"age": quiet}})

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.control.supervisor.early_launch import LATE
 from holdfast.history import History, holder_of, queries
 from holdfast.host.process import parent_of, state_of
 from tests.integration.conftest import PrefectServer
 from tests.integration.test_prefect_shows import artifact, asked
-from tests.integration.test_run_command import NAP, SECONDS, Place, gone, running
+from tests.integration.test_run_command import NAP, ROOT, SECONDS, Place, gone, running
 from tests.mentions import mentions, one_line_mentions
 from tests.waiting import wait_until
 
@@ -57,7 +58,11 @@ def test_ranks_run_before_prefect_does_and_the_death_of_the_flow_ends_them(silen
     flow = parent_of(launcher)
     assert flow is not None
     assert parent_of(flow) == child.pid
-    assert silent.state("starts-first") == "LAUNCHING", "the flow decides what follows"
+    wait_until(lambda: silent.state("starts-first") == "RUNNING", seconds=SECONDS, explain=silent.log)
+    assert launcher_of(silent, "starts-first") == launcher
+    for command in ("ps", "status"):
+        status, shown = silent.done(command)
+        assert (status, mentions(shown, "starts-first", "RUNNING")) == (0, True), shown
     os.kill(flow, signal.SIGKILL)
     said, _ = child.communicate(timeout=SECONDS)
     wait_until(lambda: silent.state("starts-first") == "CANCELLED", seconds=SECONDS, explain=silent.log)
@@ -84,6 +89,68 @@ def test_a_rank_that_is_killed_before_prefect_runs_is_replaced_at_once(silent: P
     said, _ = child.communicate(timeout=SECONDS)
     assert (child.returncode, silent.state("killed-first")) == (130, "CANCELLED"), said
     gone(silent)
+
+
+LATE_PREFECT = """
+import os, runpy, sys
+sys.path.remove(os.path.dirname(os.path.abspath(__file__)))
+if not os.path.exists({mended!r}):
+    sys.exit("prefect does not start today")
+sys.modules.pop("prefect", None)
+if __name__ == "__main__":
+    runpy.run_module("prefect", run_name="__main__", alter_sys=True)
+else:
+    import prefect
+"""
+"""Stands before the installed Prefect, which starts once a file is there."""
+
+
+def late(place: Place) -> Path:
+    """Have a temporary Prefect server not start until the file that is returned is there."""
+    before, mended = place.folder / "before", place.folder / "mended"
+    before.mkdir()
+    (before / "prefect.py").write_text(LATE_PREFECT.format(mended=str(mended)))
+    place.environment["PYTHONPATH"] = f"{before}:{ROOT}"
+    del place.environment["PREFECT_API_URL"]
+    return mended
+
+
+def test_a_job_whose_prefect_server_does_not_start_trains_to_its_end(place: Place) -> None:
+    """Its launcher controls it, and recovers from a fault; people learn of it."""
+    late(place)
+    child = place.start("run", place.job("unseen", NAP))
+    worker = place.worker()
+    wait_until(lambda: LATE in texts(place, "unseen"), seconds=SECONDS, explain=place.log)
+    os.kill(worker, signal.SIGKILL)
+
+    def recovered() -> bool:
+        with closing(History.open(place.history, create=False)) as history:
+            return [one.outcome for one in queries.incidents(history, queries.newest_job(history, "unseen").id)] == ["recovered"]
+
+    wait_until(recovered, seconds=SECONDS, explain=place.log)
+    assert place.state("unseen") == "RUNNING"
+    assert not place.has_flow_run("unseen")
+    (place.folder / "enough").touch()
+    said, _ = child.communicate(timeout=SECONDS)
+    assert (child.returncode, place.state("unseen")) == (0, "COMPLETED"), said + place.log()
+    assert said.count(LATE) == 1
+    gone(place)
+
+
+@pytest.mark.long
+def test_a_prefect_server_that_starts_late_gets_the_job(place: Place) -> None:
+    """It is tried again: the flow takes over from the launcher, and the worker does not notice."""
+    mended = late(place)
+    child = place.start("run", place.job("seen-late", NAP))
+    worker = place.worker()
+    wait_until(lambda: LATE in texts(place, "seen-late"), seconds=SECONDS, explain=place.log)
+    mended.touch()
+    running(place, "seen-late")
+    assert state_of(worker) not in "?Z"
+    (place.folder / "enough").touch()
+    said, _ = child.communicate(timeout=SECONDS)
+    assert (child.returncode, place.state("seen-late")) == (0, "COMPLETED"), said + place.log()
+    gone(place)
 
 
 def test_a_script_that_cannot_start_fails_before_a_temporary_server_runs(silent: Place) -> None:

@@ -65,7 +65,8 @@ def test_a_module_of_others_survives_a_killed_rank_and_learns_its_level(place: P
     sentence = json.loads(shown)["integration"]
     assert status == 0
     assert mentions(sentence, "no holdfast.session", "all ranks restart", "PyTorch's own")
-    assert log.read_text().count(f"holdfast: {sentence}") == 2  # by rank 0 before the fault and after
+    assert log.read_text().count(f"--- holdfast: {sentence}") == 2  # by rank 0 before the fault and after
+    assert said.count(sentence) == 1
     with closing(History.open(place.history, create=False)) as history:
         job = queries.newest_job(history, "multi")
         events = [one.text for one in queries.by_job(history, models.JobEvent, [job.id])[job.id]]

@@ -102,11 +102,21 @@ def test_the_silence_of_ranks_that_outlive_the_one_that_prints_is_no_hang(stage:
 
 def test_a_job_whose_rank_0_has_ended_is_completed_though_others_do_not_end(stage: Stage) -> None:
     """They are given their time, and ended then: to run all of it again would lead to the same place."""
-    play = unmanaged(stage, "stuck", FIRST_ENDS.format(seconds=3600), timeouts={"exit_grace": "1s"})
+    works = "import time; time.sleep(1.5)\n"
+    play = unmanaged(stage, "stuck", works + FIRST_ENDS.format(seconds=3600), timeouts={"exit_grace": "1s"})
     assert play.ends() == 0, play.log()
     assert mentions(play.reason(), "rank 0", "status 0", "rank(s) 1")
     assert [one.kind for one in queries.faults(stage.history, play.job.id)] == ["job-end-stuck"]
     assert (play.kinds(), len(queries.generations(stage.history, play.job.id))) == ([], 1)
+    assert stage.left() == []
+
+
+def test_a_job_whose_rank_0_has_left_at_once_is_not_completed(stage: Stage) -> None:
+    """It ran for less than the others are given to end: they wait for it, and nothing was trained."""
+    play = unmanaged(stage, "left-at-once", FIRST_ENDS.format(seconds=3600), timeouts={"exit_grace": "5s"})
+    assert play.ends() == 1, play.log()
+    assert [(one.kind, one.action) for one in play.incidents()] == [("job-end-stuck", "restart-workers"), ("job-end-stuck", "fail")]
+    assert mentions(play.reason(), "rank 0", "status 0", "another restart")
     assert stage.left() == []
 
 

@@ -89,6 +89,12 @@ class Place:
             holder = holder_of(history, queries.newest_job(history, job).id)
             return holder.pid if holder else 0
 
+    def has_flow_run(self, job: str) -> bool:
+        """Return whether a flow run of Prefect controls *job*."""
+        with closing(History.open(self.history, create=False)) as history:
+            holder = holder_of(history, queries.newest_job(history, job).id)
+            return holder is not None and bool(holder.flow_run)
+
     def worker(self) -> int:
         """Return the pid of the worker, once it naps."""
         return int(wait_until(self.pid, seconds=SECONDS, explain=self.log))
@@ -128,8 +134,8 @@ def gone(place: Place) -> None:
 
 
 def running(place: Place, job: str) -> None:
-    """Wait until the job trains."""
-    wait_until(lambda: place.state(job) == "RUNNING", seconds=SECONDS, explain=place.log)
+    """Wait until the job trains and its flow, not its launcher, controls it."""
+    wait_until(lambda: place.state(job) == "RUNNING" and place.has_flow_run(job), seconds=SECONDS, explain=place.log)
 
 
 @pytest.mark.parametrize("program", [["train.py"], ["-m", "package.train"]], ids=["script", "module"])

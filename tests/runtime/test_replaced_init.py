@@ -38,7 +38,7 @@ def test_a_script_with_a_session_and_torchs_own_call_has_lost_ranks_replaced(job
     assert_undisturbed(flow, undisturbed_run)
     assert flow.of("exception") == []
     assert [one["level"] for one in flow.of("level")] == ["managed-groups"] * 2  # of the first process of rank 0, and of the next
-    assert (flow.folder / "rank-0.log").read_text().count(f"holdfast: {MANAGED}") == 2
+    assert (flow.folder / "rank-0.log").read_text().count(f"--- holdfast: {MANAGED}") == 2
 
 
 def test_torch_and_frameworks_get_what_they_would_from_torchs_own_group(job: Job) -> None:
@@ -81,7 +81,7 @@ def test_managed_groups_without_a_session_end_with_the_rank_and_spoil_nothing(jo
         assert flow.finish().status == [0, 0], flow.logs()
         assert flow.of("groups") == flow.of("regrouped") == []
         assert {one["level"] for one in flow.of("level")} == {"unchanged"}
-        assert f"holdfast: {RESTART}" in (flow.folder / "rank-0.log").read_text()
+        assert f"--- holdfast: {RESTART}" in (flow.folder / "rank-0.log").read_text()
         ends.append(torch.load(out / "final.pt"))
     assert all(torch.equal(ends[0][name], value) for name, value in ends[1].items())
 

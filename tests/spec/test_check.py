@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.spec import LocalCluster, SlurmCluster, TrainingJob, checks, review
+from tests.mentions import mentions
 
 
 @pytest.fixture
@@ -20,6 +21,14 @@ def fields(tmp_path: Path) -> dict[str, Any]:
 def reasons(fields: dict[str, Any], cluster: LocalCluster | None = None) -> dict[str, str]:
     """Return the reasons by field."""
     return {problem.field: problem.reason for problem in checks(TrainingJob.model_validate(fields), cluster or LocalCluster())}
+
+
+def test_a_file_that_is_no_script_is_refused(fields: dict[str, Any], tmp_path: Path) -> None:
+    """Some are valid Python by chance, and would train nothing; what the command line makes of an interpreter is named."""
+    (tmp_path / "job.toml").write_text('name = "gpt"\n')
+    assert mentions(reasons(fields | {"script": "job.toml"})["script"], "job.toml", "no Python script")
+    (problem,) = checks(TrainingJob.model_validate(fields | {"script": "python", "args": ["train.py", "--lr"]}), LocalCluster())
+    assert mentions(problem.cure, "`python`", "train.py")
 
 
 def test_a_valid_job_has_no_problems_and_nothing_is_written(fields: dict[str, Any], tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_what_this_machine_lacks_is_reported_with_its_line(file: Any) -> None:
         ("- a\n- b\n", "file", "holds no fields"),
         ("name: a\nscript: b\nname: c\n", "line 3", "twice"),
         ("name: a\nscript: [b\n", "line 3, column 1", "not valid YAML"),
-        ("name: a\n\tscript: b\n", "line 2, column 1", "not valid YAML"),
+        ("name: a\n\tscript: b\n", "line 2, column 1", "a tab"),
         ("a: 1\n---\nb: 2\n", "line 2, column 1", "single document"),
         ("name: *nobody\n", "line 1, column 7", "undefined alias"),
         ("name: &a [*a]\n", "line 1", "too many levels"),

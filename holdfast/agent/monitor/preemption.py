@@ -14,9 +14,10 @@ from holdfast.agent import schema
 from holdfast.agent.node.identity import Identity
 from holdfast.agent.schema import FilePath, Seconds, Text
 from holdfast.agent.sidecar import Sidecar, SidecarSpec
+from holdfast.agent.workers.subreaper import PASSED_ON
 from holdfast.protocol import Message
 
-USED_SIGNALS: Final = frozenset({signal.SIGCHLD, signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM})
+USED_SIGNALS: Final = frozenset({signal.SIGCHLD, signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, PASSED_ON})
 """Signals that have a meaning of their own."""
 
 

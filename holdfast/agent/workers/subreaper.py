@@ -10,8 +10,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from typing import Final
 
 from holdfast.host.process import AGENT_MARK, become_subreaper, die_with_parent, end_children, kill, sweep
+
+PASSED_ON: Final = signal.SIGRTMIN + 7
+"""What the subreaper sends the agent when it gets SIGTERM itself: the agent may get the same SIGTERM too, at any distance in time, and must
+not take the two for a second request. (The C library keeps the first two real-time signals, and debuggers and profilers use the next.)"""
 
 
 def guard(agent: Callable[[], int], agent_id: str) -> int:
@@ -28,7 +33,7 @@ def guard(agent: Callable[[], int], agent_id: str) -> int:
     os.close(agent_alive)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: kill(child, signal.SIGTERM))
+    signal.signal(signal.SIGTERM, lambda *_: kill(child, PASSED_ON))
     sentinel = _start_sentinel(child, agent_ended, agent_id)
     while True:
         pid, status = os.waitpid(-1, 0)

@@ -118,6 +118,7 @@ class Alerts:
         if now >= self._next_slow:
             self._next_slow = now + LONG_INTERVAL
             evidence += self._speed(state, roles)
+            evidence += [early] if (early := state.early_exit(time.time())) is not None else []
         evidence += self._replicas(state, now, good)
         recommended_actions = self._recommended_actions()
         overloaded = any(fault.kind == LOAD.id for fault in state.node_faults)  # data movers wait for a processor then, not for a link

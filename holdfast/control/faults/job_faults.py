@@ -144,14 +144,16 @@ class JobFaults:
         """Return why the job is completed although some ranks have not exited; empty when it is not.
 
         Rank 0 exited with status 0, or all steps are done, and the remaining ranks show no sign of life. To run all of it again would not
-        help: a script that comes to its end on rank 0 would come to it again.
+        help: a script that comes to its end on rank 0 would come to it again. A rank 0 that ran for less than `timeouts.exit_grace` before
+        any step is known has not come to the end of a training: the others wait for it, at a rendezvous for example.
         """
         state = self.generations.state
         if not any(rank.succeeded for rank in state.ranks.values()):
             return ""
         fault = next((one for one in self.acting() if one.kind == NOT_ENDING.id), None)
         until = state.until()
-        if fault is None or not (state.first.succeeded or (until is not None and state.step_before >= until)):
+        early = not state.any_stepped() and not self.generations.trained and state.first.ran() < self._limits.exit_grace
+        if fault is None or not ((state.first.succeeded and not early) or (until is not None and state.step_before >= until)):
             return ""
         self.record(fault, incident=None)
         running = sorted(rank.rank for rank in state.ranks.values() if not rank.ended)

@@ -49,6 +49,7 @@ from holdfast.control.agents.events import (
 from holdfast.control.faults.rank_status import parse_rank_status
 from holdfast.detectors.catalogue import CATALOGUE_ACTIONS, Fault, RecommendedAction, RecommendedActions
 from holdfast.detectors.evidence import (
+    EarlyExit,
     Evidence,
     GroupFailure,
     HangLimits,
@@ -122,6 +123,10 @@ class RankState:
     """When its start was reported."""
     printed_at: float | None = None
     """When its first output was reported."""
+
+    def ran(self) -> float:
+        """Return the seconds from the start of a rank that has ended to its exit, as both were reported."""
+        return max(0.0, self.ended_at - self.started_at)
 
     def known_step(self) -> int | None:
         """Return the newest step it has finished; None where the script reports no steps."""
@@ -493,6 +498,22 @@ class GenerationState:
             printed=bool(ends) or any(view.printed_at is not None for view in beating),
             ended=tuple(sorted(view.rank for view in self.ranks.values() if view.succeeded)),
             since_end=min(ends, default=0.0),
+        )
+
+    def early_exit(self, now: float) -> EarlyExit | None:
+        """Return the ranks that exited with status 0 while others run, before any step of this generation; None where there are none."""
+        ended = sorted((view for view in self.ranks.values() if view.succeeded), key=lambda view: view.ended_at)
+        running = tuple(sorted(view.rank for view in self.ranks.values() if not view.ended))
+        if not ended or not running or self.any_stepped():
+            return None
+        first = ended[0]
+        return EarlyExit(
+            at=now,
+            node=first.node,
+            ended=tuple(view.rank for view in ended),
+            running=running,
+            ran=first.ran(),
+            since=now - first.ended_at,
         )
 
     def step_breakdowns(self, now: float, roles: Roles) -> StepBreakdowns | None:

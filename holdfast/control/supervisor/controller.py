@@ -48,7 +48,7 @@ from holdfast.policies.recovery.policy import Policy
 from holdfast.policies.slowness import StragglerAction
 from holdfast.policies.states import Event, State, Transition
 from holdfast.protocol import Message
-from holdfast.report.text.wording import count
+from holdfast.report.text.wording import count, ranks
 from holdfast.spec import Cluster, TrainingJob
 
 log = logging.getLogger("holdfast.control")
@@ -417,10 +417,18 @@ def watch(run: JobController, *, seconds: float, until: Callable[[], bool] | Non
         if (turn := poll(run)) is not None:
             return turn
         if until is not None and until():
-            return Transition(Event.STARTED, f"all {len(run.generations.state.ranks)} rank(s) run")
+            return Transition(Event.STARTED, _who_runs(run.generations.state))
         if run.handled_until >= end:
             return None
         run.pump(min(TICK, max(0.0, end - time.monotonic())))
+
+
+def _who_runs(state: GenerationState) -> str:
+    """Say that the ranks run, and which of them have exited already."""
+    gone = [view.rank for view in state.ranks.values() if view.succeeded]
+    if not gone:
+        return f"all {len(state.ranks)} rank(s) run"
+    return f"all {len(state.ranks)} rank(s) have started; rank(s) {ranks(gone)} exited with status 0 already"
 
 
 def see_begun(run: JobController, *, seconds: float) -> Transition | None:

@@ -4,8 +4,10 @@
 it, as the flow's launch task does, collects what the ranks report, and recovers from their faults as the flow does. When the flow is
 ready to control the job, it has the launcher detach (`hand_over`), and reattaches to the job, as to any that runs without a controller.
 Until then the launcher ends the job if that is requested, if the process of the flow dies, and if no recovery is possible. The last it
-leaves to the flow where a Prefect server is configured: that shows a failed flow run then. On a machine of few cores Prefect is started
-once the ranks have started (`wait_for_ranks`): both are seconds of computing, and would slow each other down.
+leaves to the flow where a Prefect server is configured: that shows a failed flow run then. Where Prefect cannot be started or reached,
+the launcher controls the job to its end (`go_on_alone`), while the process of the flow tries again: no job ends because Prefect is slow.
+On a machine of few cores Prefect is started once the ranks have started (`wait_for_ranks`): both are seconds of computing, and would slow
+each other down.
 """
 
 from __future__ import annotations
@@ -40,6 +42,14 @@ FLOW_FAILED: Final = signal.SIGUSR2
 """Informs a launcher, before `STOP`, that nobody stops the job: its flow could not start."""
 NO_FLOW: Final = "its flow ended before it took control of the job"
 """Reason of a job that its launcher ends, as no flow will control it."""
+ALONE: Final = signal.SIGRTMIN + 8
+"""Informs a launcher that the flow is late: it controls the job to its end, unless the flow can start before that."""
+LATE: Final = (
+    "Prefect could not be started or reached so far: the job goes on without it, faults are recovered from as usual, and Prefect is tried "
+    "again; the flow's log in the job's directory says what it lacks"
+)
+RETRY_SECONDS: Final = 30.0
+"""From one attempt to start the flow to the next, where its launcher controls the job meanwhile."""
 POLL: Final = 0.02
 STOP_SECONDS: Final = 120.0
 """How long a launcher may take to end a job of which its flow will never take control."""
@@ -47,9 +57,10 @@ FEW_CORES: Final = 4
 """With fewer, ranks and Prefect start one after the other."""
 RANKS_SECONDS: Final = 10.0
 """How long Prefect waits for them at most: nodes may have to be waited for, and a flow shows that."""
-ENDS: Final = frozenset({Event.STOP_ASKED, Event.SUSPEND_ASKED, Event.TIME_OVER, Event.FAILED})
+ENDS: Final = frozenset({Event.STOP_ASKED, Event.SUSPEND_ASKED, Event.TIME_OVER})
+"""What ends a job here in any case; also what cannot be recovered from, where no server is configured that would show it."""
 OF_THE_FLOW: Final = frozenset({Event.FINISHED, Event.MOVE_ASKED, Event.FAILED})
-"""What a launcher leaves to the flow: the end that a flow run reports, and what is no answer to a fault."""
+"""What a launcher leaves to the flow, unless that is late: the end that a flow run reports, and what is no answer to a fault."""
 IN_WORK: Final = frozenset({State.DIAGNOSING, State.DECIDING, State.ISOLATING, State.RESCHEDULING})
 """States in which a job is not handed over: the recovery would be decided anew."""
 ENDED: Final = 10
@@ -119,6 +130,29 @@ def hand_over() -> HandOver:
     return HandOver.ENDED if status == ENDED else HandOver.TAKEN
 
 
+def go_on_alone() -> bool:
+    """Have a launcher that controls the job do so to its end, unless the flow can start before; return whether there is one."""
+    if not has_launcher():
+        return False
+    os.kill(int(os.environ[VARIABLE]), ALONE)
+    return True
+
+
+def has_launcher() -> bool:
+    """Return whether a launcher controls the job."""
+    with suppress(ChildProcessError, KeyError):
+        return os.waitid(os.P_PID, int(os.environ[VARIABLE]), os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    return False
+
+
+def wait_to_try_again(detach: Detach) -> bool:
+    """Wait until the flow is to be tried again; return False if its launcher has ended by then, or this process is to detach."""
+    until = time.monotonic() + RETRY_SECONDS
+    while time.monotonic() < until and not detach.why and has_launcher():
+        time.sleep(10 * POLL)
+    return not detach.why and has_launcher()
+
+
 def abandon(number: int, *, failed: bool = False) -> None:
     """Have a launcher that is left end its job (`STOP`) or detach from it (`DETACH`), as no flow will control it; wait until it has.
 
@@ -155,15 +189,17 @@ def main(spec: str, started: str) -> int:
 
     What fails here fails again in the flow, which reports it.
     """
-    from holdfast.control.supervisor.controller import JobController  # noqa: PLC0415 (after SIGUSR1 is handled)
+    flow_failed, flow_late = list[int](), list[int]()
+    signal.signal(FLOW_FAILED, lambda number, _frame: flow_failed.append(number))
+    signal.signal(ALONE, lambda number, _frame: flow_late.append(number))
+    from holdfast.control.supervisor.controller import JobController  # noqa: PLC0415 (after these signals are handled)
     from holdfast.control.supervisor.detach import SIGTERM  # noqa: PLC0415
     from holdfast.control.supervisor.supervise import control_job  # noqa: PLC0415
     from holdfast.errors import HoldfastError  # noqa: PLC0415
     from holdfast.spec import TrainingJob, cluster_of  # noqa: PLC0415
 
-    described, parent, flow_failed = json.loads(Path(spec).read_text()), os.getppid(), list[int]()
+    described, parent = json.loads(Path(spec).read_text()), os.getppid()
     signal.signal(STOP, _terminated)
-    signal.signal(FLOW_FAILED, lambda number, _frame: flow_failed.append(number))
     ended = False
     job, cluster = TrainingJob.model_validate(described["job"]), cluster_of(described["cluster"])
     with suppress(HoldfastError, Terminated), control_job(job, cluster) as run:
@@ -171,7 +207,7 @@ def main(spec: str, started: str) -> int:
             run.launcher = True
             try:
                 if run.state is State.LAUNCHING and not run.reattached:
-                    turn = _launch(run, int(started))
+                    turn = _launch(run, int(started), flow_late)
                     without_flow = turn.reason == SIGTERM and (flow_failed or os.getppid() != parent)
                     run.move(turn.event, NO_FLOW if without_flow else turn.reason)
             finally:
@@ -188,13 +224,41 @@ def _terminated(*_: object) -> None:
 
 
 class _Stage:
-    """How far the launcher has got with a job."""
+    """How far the launcher has got with a job, and what of it is left to the flow."""
 
     def __init__(self, run: JobController) -> None:
+        from holdfast.control.supervisor.stages import RECOVERY, migrate  # noqa: PLC0415 (after SIGUSR1 is handled)
+        from holdfast.prefect.server import is_configured  # noqa: PLC0415 (as above)
+
         self._run = run
+        self._work = {**RECOVERY, State.MIGRATING: migrate}
         self.launching = True
-        self.to_fail = False
+        self.failure: Transition | None = None
         """No recovery is possible, which the flow is to find and record."""
+        self.ends = ENDS if is_configured() else ENDS | {Event.FAILED}
+        """What ends the job here."""
+        self.of_the_flow = OF_THE_FLOW
+
+    def take_all(self) -> None:
+        """Leave nothing to the flow any more."""
+        self.ends, self.of_the_flow = ENDS | {Event.FINISHED, Event.FAILED}, frozenset()
+
+    def turn(self) -> Transition | None:
+        """Do what is to be done in the job's state, and return the transition that follows, if any."""
+        from holdfast.control.supervisor.controller import ending, poll  # noqa: PLC0415 (as above)
+        from holdfast.control.supervisor.launch import begin  # noqa: PLC0415 (as above)
+
+        if self.failure is not None:
+            return ending(self._run) or self.failure
+        if self.launching:
+            turn = begin(self._run)
+            self.launching = turn is None
+            return turn
+        return self._work.get(self._run.state, poll)(self._run)
+
+    def is_at_work(self) -> bool:
+        """Return whether something is done in the job's state that takes its own time."""
+        return self.failure is None and self._run.state in self._work
 
     def may_be_left(self) -> bool:
         """Return whether the flow can continue here: not, for example, between the command that starts ranks and their start.
@@ -206,35 +270,33 @@ class _Stage:
             return not generations.members
         if run.state is State.RESUMING:
             return generations.state.all_started()
-        return self.to_fail or run.state not in IN_WORK
+        return self.failure is not None or run.state not in IN_WORK
 
 
-def _launch(run: JobController, started: int) -> Transition:
-    """Launch the job and handle its faults until the flow takes over (`JobDetached`); return how the job is to end."""
-    from holdfast.control.supervisor.controller import TICK, ending, poll  # noqa: PLC0415
-    from holdfast.control.supervisor.launch import begin  # noqa: PLC0415
-    from holdfast.control.supervisor.stages import RECOVERY  # noqa: PLC0415
-    from holdfast.prefect.server import is_configured  # noqa: PLC0415
+def _launch(run: JobController, started: int, flow_late: list[int]) -> Transition:
+    """Launch the job and handle its faults until the flow takes over (`JobDetached`); return how the job is to end.
 
-    stage, flow_fails_it = _Stage(run), is_configured()
+    *flow_late* gets an item when the flow cannot start for now: what is left to it is done here from then on.
+    """
+    from holdfast.control.supervisor.controller import TICK  # noqa: PLC0415
+
+    stage = _Stage(run)
     run.detach.is_possible = stage.may_be_left
     while True:
-        if stage.to_fail:
-            turn = ending(run)
-        elif stage.launching:
-            turn = begin(run)
-            stage.launching = turn is None
-        else:
-            turn = RECOVERY.get(run.state, poll)(run)
+        if flow_late and stage.of_the_flow:
+            run.log.record_event(LATE)
+            stage.take_all()
+        turn = stage.turn()
         if started >= 0 and (not stage.launching or run.generations.state.all_started()):
             os.close(started)
             started = -1
-        if turn is not None and turn.event in ENDS and not (flow_fails_it and turn.event is Event.FAILED):
+        if turn is not None and turn.event in stage.ends:
             return turn
-        stage.to_fail = stage.to_fail or (turn is not None and turn.event is Event.FAILED)
-        if turn is not None and turn.event not in OF_THE_FLOW and not (run.state is State.LAUNCHING and turn.event is Event.STARTED):
+        if turn is not None and turn.event is Event.FAILED:
+            stage.failure = turn
+        elif turn is not None and turn.event not in stage.of_the_flow:
             run.move(*turn)
-        run.pump(0.0 if stage.launching or (run.state in RECOVERY and not stage.to_fail) else TICK)
+        run.pump(0.0 if stage.launching or stage.is_at_work() else TICK)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is done in each state of an incident, from the diagnosis to the first new step: for the flow's tasks, and for a launcher.
+"""What is done in each state of an incident, from the diagnosis to the first new step, and in a migration: for tasks, and for a launcher.
 
 Each function takes the job's controller and returns the transition that moves the job on.
 """
@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from holdfast.control.faults.diagnosis import confirm_faults, context_faults, diagnose_faults, lost_nodes, read_last_output, recovery_case
+from holdfast.control.migration.grow_restart import grow_by_restart
+from holdfast.control.migration.live import grow_live, move
 from holdfast.control.nodes.approvals import LEAST
 from holdfast.control.recovery import path
 from holdfast.control.recovery.incident_record import bar_replace_ranks, decided, open_incident, record_decision, remember_attempt
@@ -73,6 +75,13 @@ def wait(run: JobController) -> Transition:
     """Wait for an approval or for nodes, whichever the decision asks for."""
     _, decision = decided(run)
     return wait_for_approval(run) if decision.action is RecoveryAction.REQUEST_APPROVAL else wait_for_capacity(run)
+
+
+def migrate(run: JobController) -> Transition:
+    """Carry out the oldest requested migration, or add missing ranks, while training runs."""
+    if run.requests.migrations:
+        return move(run)
+    return grow_by_restart(run) if run.scale_up.by_restart else grow_live(run)
 
 
 RECOVERY: Final[Mapping[State, Callable[[JobController], Transition]]] = {

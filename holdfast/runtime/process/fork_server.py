@@ -201,6 +201,7 @@ def _become_worker(request: Message, middle: int, begin: float) -> None:
         os.environ.update(message["environment"])
         for command in message["commands"]:
             restart_script.store(command)
+    launcher.name_process(request["argv"])
     _reseed()
     _run(list(request["argv"]))
 
@@ -221,6 +222,7 @@ def _reseed() -> None:
 def run_cold(argv: list[str]) -> None:
     """Run the script in this interpreter, which was started for it alone, as a fork would."""
     os.environ["HOLDFAST_STARTED"] = repr(time.time())
+    launcher.name_process(argv)
     _run(argv)
 
 

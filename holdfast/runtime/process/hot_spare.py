@@ -22,7 +22,7 @@ from torch import Tensor
 from holdfast.protocol import Message
 from holdfast.runtime.agent_client import link
 from holdfast.runtime.groups.membership import install, installed
-from holdfast.runtime.process import restart_script, successor
+from holdfast.runtime.process import launcher, restart_script, successor
 from holdfast.runtime.process.restart_script import RestartScript
 from holdfast.runtime.state.tensors import local_of
 from holdfast.runtime.state.training import Training
@@ -126,6 +126,7 @@ def activate(command: Message) -> None:
     os.environ.update({str(name): str(value) for name, value in command.get("environment", {}).items()})
     for name in ("HOLDFAST_HOT_SPARE", "HOLDFAST_ROLES", "HOLDFAST_WAITING_ROLE", _WARMED):
         os.environ.pop(name, None)
+    launcher.name_process(sys.argv[:1])
     path = command.get("log")
     if path:
         with suppress(OSError):  # training matters more than its log

@@ -1,4 +1,4 @@
-"""What the launcher does before the first line of a script or module: it replaces `torch.distributed.init_process_group`.
+"""What the launcher does before the first line of a script or module: name the process, replace `torch.distributed.init_process_group`.
 
 Scripts import the function by name (``from torch.distributed import init_process_group``), so it must be another one by then. torch may be
 imported already, by the fork server, or will be by the script. Standard library only, so that the fork server can use it without torch.
@@ -16,9 +16,22 @@ from collections.abc import Callable, Sequence
 from types import CodeType, ModuleType
 from typing import Any, Final
 
+from holdfast.host.process import set_title
+
 REPLACED: Final = frozenset({"auto", "managed"})
 """Values of ``HOLDFAST_GROUPS`` with which `init_process_group` is replaced."""
 _MODULE: Final = "torch.distributed"
+
+
+def name_process(argv: Sequence[str]) -> None:
+    """Show in `ps` which rank of which job this process is, and the script in *argv*; its arguments may be secret."""
+    job, rank, spare = (os.environ.get(name) for name in ("HOLDFAST_JOB", "RANK", "HOLDFAST_HOT_SPARE"))
+    parts = argv[:2] if argv[0] == "-m" else [os.path.basename(argv[0])]  # noqa: PTH119 (a string, as Python has it)
+    if rank == "-1":  # a helper: its program is one of Holdfast's own
+        parts, who = [os.path.basename(os.path.dirname(argv[0]))], "helper"  # noqa: PTH119, PTH120 (as above)
+    else:
+        who = f"hot spare {spare}" if spare else f"rank {rank}"
+    set_title(f"holdfast: {who} of job {job} ({' '.join(parts)})")
 
 
 def replace_init_process_group() -> None:

@@ -92,5 +92,6 @@ def _say(level: str, text: str) -> None:
         return
     _said.append(text)
     with suppress(OSError, ValueError):  # an output that is closed
-        print(f"holdfast: {text}", file=sys.stderr, flush=True)  # noqa: T201 (the rank's own output, whatever logging the script sets up)
+        # as the agent marks its own lines in this log: `holdfast run` shows the event instead
+        print(f"--- holdfast: {text}", file=sys.stderr, flush=True)  # noqa: T201 (the rank's own output, whatever logging the script sets up)
     link().report("level", level=level, text=text)

@@ -21,6 +21,8 @@ from holdfast.spec.files.units import format_duration
 from holdfast.spec.files.yaml_text import Path
 
 CURES: Final[dict[str, str]] = {
+    "string_pattern_mismatch": "Start and end with a letter or digit; at most 63 characters, e.g. 'gpt-small'",
+    "literal_error": "Write one of them",
     "missing": "Add it",
     "string_type": "Write text, in quotes if it looks like a number",
     "bool_type": "Write true or false, without quotes",
@@ -201,13 +203,20 @@ def _cure(path: Path, kind: str, context: Mapping[str, Any], value: object) -> s
         return str(cure)
     if kind == "list_type":
         return _cure_of_list(path, value)
-    if kind == "string_pattern_mismatch":
-        return "Start and end with a letter or digit; at most 63 characters, e.g. 'gpt-small'"
-    if kind == "literal_error":
-        return "Write one of them"
+    if kind in {"dict_type", "model_type"} and (cure := _cure_of_fields(path, value)):
+        return cure
     if kind == "missing" and path == ("name",):
         return "Add it, e.g. `name: gpt-small`"
     return CURES.get(kind, "Fix it")
+
+
+def _cure_of_fields(path: Path, value: object) -> str:
+    """Return the cure for a *value* where fields should be, if it shows what was meant; else an empty text."""
+    if isinstance(value, list) and value and all(isinstance(one, str) and "=" in one for one in value):
+        name, _, setting = value[0].partition("=")  # as Docker Compose has them
+        return shown(f"Write one variable a line, without a dash, e.g. `{name}: {json.dumps(setting)}`")
+    is_folder = path == ("checkpoint",) and isinstance(value, str)
+    return shown(f"Write the folder under it: `directory: {value}`") if is_folder else ""
 
 
 def _cure_of_arguments(field: str, value: object) -> str:

@@ -100,6 +100,8 @@ def _composed(text: str) -> yaml.Node | None:
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "file"
         reason = ", ".join(part for part in (error.context, error.problem) if part)
         cure = "Only one document is read: remove the other" if "single document" in reason else "Fix the YAML there"
+        if r"'\t'" in reason:
+            reason, cure = "a tab stands where a field begins", "Indent with spaces"
         raise Unreadable(Problem(field=where, reason=f"not valid YAML: {reason}", cure=cure)) from error
     except yaml.reader.ReaderError as error:
         reason = f"character U+{int(error.character):04X} at position {error.position} is not text"
