@@ -29,6 +29,9 @@ QUEUE: Final = 1000
 ANSWER_SECONDS: Final = 10.0
 """How long a worker waits for permission to commit a checkpoint; the agent answers from memory, in well under a millisecond."""
 
+LATE_SECONDS: Final = 10.0
+"""How long after its deadline an answer is waited for that has arrived and was not read yet: this process was stopped meanwhile."""
+
 FINAL_CHECKPOINT_SECONDS: Final = 2.0
 """How long the last messages of a worker (an exception, the end of its steps) may take to be sent."""
 
@@ -91,6 +94,8 @@ class AgentLink:
         self._sender: threading.Thread | None = None
         self._requests = 0
         self._receiver: threading.Thread | None = None
+        self._receiving = False
+        """The receiver handles what it has read, or is about to read."""
         self._on_command: Callable[[Message], None] = lambda _command: None
         self._answers: dict[int, Message] = {}
         self._answered = threading.Condition()
@@ -195,11 +200,8 @@ class AgentLink:
             self._requests += 1
             number, deadline = self._requests, time.monotonic() + seconds
             self._send({**request, "id": number})
-            if self._receiver is not None:
-                with self._answered:
-                    self._answered.wait_for(lambda: number in self._answers or self._disconnected, max(0.0, seconds))
-                    if number in self._answers:
-                        return _answer(self._answers.pop(number))
+            if self._receiver is not None and (answer := self._received(number, deadline)) is not None:
+                return _answer(answer)
             lines = LineBuffer()
             while self._receiver is None and self._ready(select.POLLIN, deadline):
                 self._drain()
@@ -208,6 +210,26 @@ class AgentLink:
                         return _answer(message)
         state = "has exited" if self._disconnected else "does not answer"
         return AgentAnswer(ok=False, why=f"the agent {state}, so it is unknown whether this generation is the current one")
+
+    def _received(self, number: int, deadline: float) -> Message | None:
+        """Return the answer to request *number* once the receiver has it; None at the deadline, or when the connection has ended.
+
+        After a stop of this process the receiver may continue later than this thread: what has arrived by then is waited for.
+        """
+
+        def is_over() -> bool:
+            return number in self._answers or self._disconnected
+
+        with self._answered:
+            self._answered.wait_for(is_over, max(0.0, deadline - time.monotonic()))
+            end = time.monotonic() + LATE_SECONDS
+            while not is_over() and self._is_receiving() and time.monotonic() < end:
+                self._answered.wait(0.01)
+            return self._answers.pop(number, None)
+
+    def _is_receiving(self) -> bool:
+        """Return whether something has arrived that the receiver has not handled."""
+        return self._ready(select.POLLIN, 0.0) or self._receiving  # in this order: what it has read since then sets the second
 
     def listen(self, on_command: Callable[[Message], None]) -> None:
         """Have a thread call *on_command* for every command of the agent from now on."""
@@ -221,6 +243,7 @@ class AgentLink:
         lines = LineBuffer()
         while self._ready(select.POLLIN, time.monotonic() + 3600.0) or not self._disconnected:
             self._drain()
+            self._receiving = True
             for message in self._receive(lines):
                 if "do" in message:
                     self._on_command(message)
@@ -228,6 +251,7 @@ class AgentLink:
                     with self._answered:
                         self._answers[int(message.get("re") or 0)] = message
                         self._answered.notify_all()
+            self._receiving = False
 
     def flush(self, seconds: float) -> bool:
         """Wait until all messages are sent, for at most *seconds*; return whether they are."""
@@ -260,13 +284,16 @@ class AgentLink:
         return []
 
     def _ready(self, events: int, deadline: float) -> bool:
-        """Wait until the connection can be read (or written, as *events* say); return False at the deadline or when it has ended."""
+        """Wait until the connection can be read (or written, as *events* say); return False at the deadline or when it has ended.
+
+        A process that was stopped leaves ``poll`` when its timeout has passed, without what has arrived meanwhile: it looks again.
+        """
         line = self._socket
         if line is None or self._disconnected:
             return False
         poll = select.poll()
         poll.register(line, events | (select.POLLOUT if self._has_unsent() else 0))
-        return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+        return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000) or poll.poll(0))
 
     def _send(self, message: Message | None, *, droppable: bool = False) -> None:
         """Queue *message* after the hello, and send as much as the socket accepts now."""

@@ -119,6 +119,24 @@ def test_an_abandoned_draft_leaves_no_replica(make: MakeNode) -> None:
     second.close()
 
 
+def test_a_snapshot_that_is_completed_after_a_newer_one_was_begun_is_replicated(make: MakeNode) -> None:
+    """So it looks to a server that reads one slot just before it is sealed, and the next one after that; then the worker dies."""
+    here, there = make("here"), make("there")
+    here.replicate(there)
+    writer, newer = Writer(here), Writer(here)
+    writer.slots, newer.slots = writer.slots[:1], newer.slots[1:]
+    writer.begin(5, noise(1000))
+    newer.begin(6, noise(BIG))
+    newer.write(0, 2**20)
+    wait_until(lambda: received(there) == 2**20, seconds=SECONDS)
+    newer.close()
+    writer.write(0, 1000)
+    writer.seal()
+    there.keeps(5)
+    assert there.copied_steps() == [5]
+    writer.close()
+
+
 def test_a_slow_replica_node_skips_steps_and_has_complete_ones(make: MakeNode) -> None:
     """The snapshot that is sent stays until it is sent; the worker sees that and takes another slot."""
     here, there = make("here"), make("there")

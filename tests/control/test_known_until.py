@@ -7,12 +7,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 
 import pytest
 
+from holdfast.control.agents import client as clients
 from holdfast.control.agents.client import AgentClient
-from holdfast.control.agents.reactor import EventQueue
+from holdfast.control.agents.reactor import EventQueue, Item
 from holdfast.protocol import LineBuffer, Message, encode
 from tests.waiting import wait_until
 
@@ -42,11 +44,11 @@ class Held:
         """Have *message* arrive."""
         self._sockets[-1].sendall(encode(message))
 
-    def answer(self, command: str) -> None:
+    def answer(self, command: str, since: int = 0) -> None:
         """Have the answer to the oldest unanswered *command* arrive; wait for that command."""
         while (order := self.commands.get(timeout=60))["do"] != command:
             pass
-        self.say({"re": order["id"], "ok": True, "agent": "x", "since": 0})
+        self.say({"re": order["id"], "ok": True, "agent": "x", "since": since})
 
     def break_off(self) -> None:
         """End the connection."""
@@ -179,3 +181,32 @@ def test_a_command_that_is_given_up_while_the_connection_is_restored_does_not_en
     agent.break_off()
     agent.answer("stop")
     wait_until(lambda: client.disconnected_since is None and 78 not in client._unanswered, seconds=60)
+
+
+def test_an_event_that_arrives_while_its_client_attaches_is_counted(agent: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the one after which the agent continues over the next connection, else that event would come twice."""
+    event_queue, received = EventQueue(), threading.Event()
+    put = event_queue.put
+
+    def note_put(item: Item) -> None:
+        put(item)
+        received.set()
+
+    def compute_slowly(one: float, other: float) -> float:
+        """Return the greater one, as `max` does; of numbers of events, once a newer event is counted, or has had time for it."""
+        if isinstance(one, int):
+            agent.say({"event": "steps", "seq": 6})
+            received.wait(0.5)
+        return max(one, other)
+
+    monkeypatch.setattr(event_queue, "put", note_put)
+    monkeypatch.setattr(clients, "max", compute_slowly, raising=False)
+    client = AgentClient("a", agent.connect, event_queue, epoch=1)
+    with closing(client), ThreadPoolExecutor(1) as threads:
+        attached = threads.submit(client.attach, since=5)
+        agent.answer("attach", since=5)
+        agent.answer("ping")
+        attached.result(60)
+        assert received.wait(60)
+        wait_until(lambda: client._last_event == 6, seconds=60)
+    agent.join()

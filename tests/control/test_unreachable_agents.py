@@ -10,18 +10,21 @@ from pathlib import Path
 import pytest
 
 from holdfast.cluster.local import LocalNodes
+from holdfast.control.agents import pool as pools
 from holdfast.control.agents.client import AgentClient
 from holdfast.control.agents.reactor import EventQueue
 from holdfast.control.recovery import in_process
+from holdfast.control.recovery.wait import bring_up_free_nodes, recheck_lost_agents
 from holdfast.control.state.incidents import IncidentInWork
 from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
 from holdfast.control.supervisor.supervise import control_job
-from holdfast.history import models
-from holdfast.host.process import is_alive
+from holdfast.history import models, queries
+from holdfast.host.process import boot_time, is_alive
 from holdfast.policies.recovery.case import Decision, Placement, RecoveryAction
 from holdfast.policies.states import Event
 from holdfast.spec import LocalCluster, TrainingJob
+from tests.control.bare_controller import bare_controller, recorded_events
 from tests.waiting import wait_until
 
 MEMBERSHIP = {"node-0": [0], "node-1": [1]}
@@ -71,3 +74,30 @@ def test_a_replaced_rank_on_an_unreachable_node_is_ended_once_the_node_answers(h
         wait_until(lambda: not is_alive(pid, None), seconds=60)
         assert incident.lost == {"node-1"}
         assert "node-1" not in run.generations.sent_to
+
+
+@pytest.mark.parametrize("confirmed", [True, False], ids=["confirmed", "unconfirmed"])
+def test_a_node_is_not_lost_because_the_lease_of_its_waiting_job_is_unconfirmed(
+    tmp_path: Path, nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch, *, confirmed: bool
+) -> None:
+    """It is used again once the controller knows that it may act; with a confirmed lease it gets another agent at once."""
+    monkeypatch.setattr(pools, "CONFIRM_SECONDS", 0.0)
+    cluster = LocalCluster(name="c", nodes=2, directory=str(nodes.root))
+    with bare_controller(tmp_path, MEMBERSHIP, cluster=cluster, preflight=False) as run:
+        agent = run.agents.bring_up("node-1")
+        known_until, run.agents.lease_until = run.agents.lease_until, lambda: boot_time() + 3600.0 if confirmed else 0.0
+        assert nodes.fence("node-1"), "its agent is killed"
+        wait_until(lambda: agent.lost_reason is not None, seconds=60)
+        now = time.time()
+        row = models.Incident(
+            job_id=run.job.id, number=1, kind="node-lost", target="node-1", fault_at=now, detected_at=now, generation_before=1, reason="x"
+        )
+        incident = run.incidents.current = IncidentInWork(row=row, lap_at=now, state=run.generations.state)
+        recheck_lost_agents(run, incident)
+        assert ("node-1" in run.agents.alive()) == confirmed
+        assert incident.lost == set()
+        assert any("lease" in text for text in recorded_events(run)) != confirmed
+        assert "node-1" not in queries.node_statuses(run.history, "c")
+        run.agents.lease_until = known_until
+        bring_up_free_nodes(run, missing=2)
+        assert "node-1" in run.agents.alive()

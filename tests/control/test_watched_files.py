@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from holdfast.control.config.watched_files import ClusterFile, WatchedPolicy
+from holdfast.control.config import watched_files
+from holdfast.control.config.watched_files import ClusterFile, FileWatcher, WatchedPolicy
 from holdfast.policies.recovery.policy import NAMED
 from holdfast.spec import LocalCluster, TrainingJob
 from holdfast.spec.files.load import load_cluster, load_job
@@ -72,6 +75,38 @@ def test_a_decision_has_the_file_checked(opened: Open, tmp_path: Path) -> None:
         hopes += watched.present.budget.max_restarts_in_place == number
     assert hopes > 0
     wait_until(lambda: watched.present.budget.max_restarts_in_place == 21, seconds=60)
+
+
+def test_a_check_that_began_before_a_change_is_not_the_one_that_a_decision_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have read the file just before."""
+    monkeypatch.setattr(watched_files, "DECISION_WAIT", 60.0)
+    file, accepted = tmp_path / "f", list[str]()
+    has_read, go_on = threading.Event(), threading.Event()
+    file.write_text("old")
+
+    def read(place: Path) -> str:
+        text = place.read_text()
+        if text == "old":
+            has_read.set()
+            assert go_on.wait(60)
+        return text
+
+    watcher = FileWatcher(file, read, lambda text, _: accepted.append(text), pytest.fail, name="f")
+    watcher.begin()
+    try:
+        assert has_read.wait(60)
+        file.write_text("newer")
+        with ThreadPoolExecutor(1) as decision:
+            in_force = decision.submit(lambda: (watcher.check_now(), accepted[-1]))
+            wait_until(watcher._wake.is_set, seconds=60)
+            go_on.set()
+            assert in_force.result(60)[1] == "newer"
+        assert accepted == ["old", "newer"]
+    finally:
+        go_on.set()
+        watcher.close()
 
 
 @pytest.mark.long

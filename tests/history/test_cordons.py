@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from sqlalchemy import func
 from sqlmodel import select
@@ -91,7 +92,7 @@ class RecordedCordons(Wards):
 
 
 RecordedCordons.TestCase.settings = settings(max_examples=5, stateful_step_count=20, deadline=None)
-TestRecordedCordons = RecordedCordons.TestCase
+TestRecordedCordons = pytest.mark.timeout(300)(RecordedCordons.TestCase)  # a fresh database for each example
 
 
 def test_a_cordon_is_stored_with_all_its_fields(history: History) -> None:

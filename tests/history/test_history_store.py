@@ -98,6 +98,7 @@ def test_writers_and_readers_in_many_processes_get_along(history_url: str, child
     history.close()
 
 
+@pytest.mark.timeout(300)  # three processes in turn, each of which a busy machine may take half a minute to start
 def test_a_writer_killed_in_the_middle_loses_nothing_it_had_committed(history_url: str, child: StartChild) -> None:
     """Kill -9 between two commits leaves a database that can be read and has what the writer had reported."""
     for number in range(3):

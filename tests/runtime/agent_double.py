@@ -18,9 +18,11 @@ class AgentDouble:
     def __init__(self, path: Path, *, leave: bool = True, reading: bool = True) -> None:
         self.path, self.leave = path, leave
         self.silent = False
+        """Whether questions stay unanswered."""
         self.interval: int | None = None
         """Steps between checkpoints that go with the leave to commit."""
-        """Whether questions stay unanswered."""
+        self.with_answers: Message | None = None
+        """A command that is sent at once with each answer, before it."""
         self.received: list[Message] = []
         self._connections: list[socket.socket] = []
         self._reading = threading.Event()
@@ -46,6 +48,11 @@ class AgentDouble:
 
         wait_until(lambda: len(found()) >= count, seconds=60, explain=lambda: f"received: {self.received[-20:]}")
         return found()
+
+    def send(self, command: Message) -> None:
+        """Send *command* to every worker."""
+        for connection in self._connections:
+            connection.sendall(encode(command))
 
     def read_on(self) -> None:
         """Begin to read, after having been made not to."""
@@ -79,6 +86,7 @@ class AgentDouble:
                     self.received.append(message)
                     if message["t"] == "commit-request" and not self.silent:
                         why = "this generation is the current one" if self.leave else "generation 2 is the current one"
-                        connection.sendall(encode({"re": message["id"], "ok": self.leave, "why": why, "every": self.interval}))
+                        answer = encode({"re": message["id"], "ok": self.leave, "why": why, "every": self.interval})
+                        connection.sendall((encode(self.with_answers) if self.with_answers else b"") + answer)
         except OSError:
             return

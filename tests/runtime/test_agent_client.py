@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -11,11 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from holdfast.protocol import listen
+from holdfast.protocol import Message, listen
+from holdfast.runtime import agent_client
 from holdfast.runtime.agent_client import QUEUE, AgentLink
 from tests.mentions import mentions
 from tests.runtime.agent_double import AgentDouble
@@ -173,6 +176,69 @@ def test_an_agent_that_does_not_answer_gives_no_permission(line_to: Lines, agent
     line = line_to(agent.path)
     late = line.may_commit(1, seconds=0.05)
     assert (late.ok, "does not answer" in late.why) == (False, True)
+
+
+def test_an_answer_that_came_while_the_worker_was_stopped_counts(
+    line_to: Lines, agent: AgentDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that continues after a stop leaves `poll` without what has arrived, once the time of that call is over."""
+    returned: list[str] = []
+
+    class AfterAStop:
+        """A poll whose first answer is that of a process that was stopped until its deadline."""
+
+        def __init__(self) -> None:
+            self._poll = select.poll()
+
+        def register(self, *watched: Any) -> None:
+            self._poll.register(*watched)
+
+        def poll(self, timeout: float) -> list[tuple[int, int]]:
+            found = self._poll.poll(60_000)  # the answer has arrived
+            if not returned:
+                returned.append("nothing")
+                return []
+            return found
+
+    line = line_to(agent.path)
+    line.hello()
+    agent.wait_for("hello")
+    monkeypatch.setattr(agent_client, "select", SimpleNamespace(poll=AfterAStop, POLLIN=select.POLLIN, POLLOUT=select.POLLOUT))
+    assert line.may_commit(1, seconds=0.0).ok
+    assert returned
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["unread", "read"])
+def test_an_answer_counts_that_its_receiver_handles_after_the_deadline(
+    line_to: Lines, agent: AgentDouble, monkeypatch: pytest.MonkeyPatch, *, begun: bool
+) -> None:
+    """After a stop of the process, the thread that reads may continue later than the one that waits."""
+    line = line_to(agent.path)
+    held, free = threading.Event(), threading.Event()
+
+    def hold(_command: Message) -> None:
+        held.set()
+        assert free.wait(60)
+
+    line.listen(hold)
+    agent.wait_for("hello")
+    command = {"do": "wait"}
+    if begun:
+        agent.with_answers = command
+    else:
+        agent.send(command)
+        assert held.wait(60)
+    is_receiving = line._is_receiving
+
+    def look() -> bool:
+        assert held.wait(60)
+        late = is_receiving()
+        free.set()
+        return late
+
+    monkeypatch.setattr(line, "_is_receiving", look)
+    assert line.may_commit(1, seconds=0.0).ok
+    assert free.is_set(), "the answer was handled before"
 
 
 def test_an_agent_that_answers_garbage_gives_no_permission(line_to: Lines, tmp_path: Path) -> None:

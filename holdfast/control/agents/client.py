@@ -83,8 +83,8 @@ class AgentClient:
         self._unanswered: dict[int, bytes] = {}
         """Commands to send again over the next connection."""
         self._number = 0
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._numbering = threading.Lock()  # held while `_last_event` changes: whoever attaches and the reactor change it
         try:
             self._socket = connect()
         except TimeoutError as error:
@@ -107,7 +107,8 @@ class AgentClient:
         """Subscribe to the agent's events after number *since*; return when the replayed ones are in the event queue."""
         answer = self.send_command("attach", since=since, protocol=PROTOCOL)
         self.agent = answer["agent"]
-        self._last_event = max(int(answer["since"]), self._last_event or 0)  # some may have arrived already
+        with self._numbering:
+            self._last_event = max(int(answer["since"]), self._last_event or 0)  # some may have arrived already
         self.send_command("ping")  # the stream keeps its order: the answer comes after the replayed events
 
     @property
@@ -243,9 +244,10 @@ class AgentClient:
         if "event" in message:
             number = message.get("seq")
             if number is not None:
-                if self._last_event is not None and number <= self._last_event:
-                    return  # received before the connection ended
-                self._last_event = number
+                with self._numbering:
+                    if self._last_event is not None and number <= self._last_event:
+                        return  # received before the connection ended
+                    self._last_event = number
             self._event_queue.put((self.node, message))
             return
         if not message.get("ok") and isinstance(newer := message.get("epoch"), int) and newer > self.epoch:

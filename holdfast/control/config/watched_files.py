@@ -49,7 +49,9 @@ class FileWatcher(Generic[T]):
         self.rejected = ""
         """The problem that was reported last, while the file is unusable."""
         self._mark: tuple[int, ...] = ()
-        self._closed, self._wake, self._checked = threading.Event(), threading.Event(), threading.Event()
+        self._closed, self._wake, self._changed = threading.Event(), threading.Event(), threading.Condition()
+        self._begun = self._done = 0
+        """Checks that have begun, and those that are done."""
         self._thread = threading.Thread(target=self._follow, name=name, daemon=True)
 
     def begin(self) -> None:
@@ -62,19 +64,27 @@ class FileWatcher(Generic[T]):
         self._wake.set()
 
     def check_now(self) -> None:
-        """Have the file checked before a decision; one that cannot be read within `DECISION_WAIT` changes nothing."""
+        """Have the file checked before a decision; one that cannot be read within `DECISION_WAIT` changes nothing.
+
+        A check that is under way may have read the file before its last change: the next one counts.
+        """
         if self._thread.is_alive():
-            self._checked.clear()
-            self._wake.set()
-            self._checked.wait(DECISION_WAIT)
+            with self._changed:
+                next_check = self._begun + 1
+                self._wake.set()
+                self._changed.wait_for(lambda: self._done >= next_check, DECISION_WAIT)
 
     def _follow(self) -> None:
         doubtful = False
         while not self._closed.is_set():
             self._wake.wait(INTERVAL)
             self._wake.clear()
+            with self._changed:
+                self._begun += 1
             doubtful = self._check(doubtful=doubtful)
-            self._checked.set()
+            with self._changed:
+                self._done = self._begun
+                self._changed.notify_all()
 
     def _check(self, *, doubtful: bool) -> bool:
         """Read the file if it changed; return True when it is unusable for the first time: somebody may still be writing it."""

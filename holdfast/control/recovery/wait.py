@@ -12,7 +12,7 @@ from holdfast.control.recovery.incident_record import decided
 from holdfast.control.state.incidents import IncidentInWork
 from holdfast.control.supervisor.controller import JobController, ending
 from holdfast.detectors.nodes.node import NODE_APART
-from holdfast.errors import WorldError
+from holdfast.errors import LeaseLost, LeaseUnconfirmed, WorldError
 from holdfast.history import approvals
 from holdfast.history.approvals import ISOLATE
 from holdfast.history.models import ApprovalRequest
@@ -110,7 +110,9 @@ def recheck_lost_agents(run: JobController, incident: IncidentInWork) -> None:
     for node, answer in run.agents.each(missing, run.agents.recheck).items():
         if answer is not None:
             run.generations.sent_to.pop(node, None)  # a new agent knows no generation
-        if answer is False or isinstance(answer, WorldError):
+        if isinstance(answer, (LeaseLost, LeaseUnconfirmed)):  # a problem of this controller: the node may be well
+            run.log.record_event(f"{node} was not checked while the job waits: {answer}")
+        elif answer is False or isinstance(answer, WorldError):
             incident.lost.add(node)
             run.log.record_node_status(node, "lost", f"its agent is unreachable: {missing[node]}")
             run.log.record_event(f"{node} was lost while the job waits: {missing[node]}")

@@ -302,11 +302,15 @@ class Replicator(threading.Thread):
                 self._notification.wait(count, reader.patience)
 
     def _is_overtaken(self, reader: TailReader) -> bool:
-        """Return whether the rank has begun another snapshot since: this one's worker has died, so it is never completed."""
-        found = newest(self._place, self._rank, order_of(reader.label))
-        if found is not None:
-            found.close()
-        return found is not None
+        """Return whether another snapshot is to be sent before this draft: its worker has begun a newer one, so it is never completed.
+
+        Or the one before was completed while `newest` looked from file to file: the worker may die over this draft.
+        """
+        found = newest(self._place, self._rank, self._last)
+        if found is None:
+            return False
+        with found:
+            return order_of(found.label) != order_of(reader.label)
 
     def _send_chunk(self, connection: MemstoreConnection, reader: TailReader, begin: int, end: int) -> int:
         size = self._bucket.take(min(end - begin, CHUNK))
