@@ -167,6 +167,41 @@ def test_a_line_about_a_link_is_reported_with_what_the_kernel_says_of_it(broken:
     assert mentions(lines[1]["supported"], "eth0 lost its link once")
 
 
+@pytest.mark.long
+def test_a_line_about_a_disk_without_anything_of_the_job_is_about_an_idle_one(broken: Broken) -> None:
+    """Once it was seen without a request for a while; one that a rank has open is not idle. Each line is followed by a sample."""
+    disks = [f"sd{chr(ord('a') + number)}" for number in range(26)]
+    for number, disk in enumerate(disks):
+        broken.write(f"sys/class/block/{disk}/dev", f"8:{16 * number}")
+        broken.write(f"sys/class/block/{disk}/stat", "9 0 0 0 5 0 0 0 0 0 0")
+    used = broken.root / "scratch"
+    broken.write("scratch/shard", "tokens")
+    mounts = {"/": "9:9", str(used): "8:400"}
+    lines = [f"{number} 1 {device} / {path} rw - ext4 none rw" for number, (path, device) in enumerate(mounts.items())]
+    broken.write("proc/self/mountinfo", "\n".join(lines))
+    script = f"kept = open({str(used / 'shard')!r}); {SLEEPER}"
+
+    def reported(disk: str) -> Message:
+        broken.logs(f"sd 2:0:0:0: [{disk}] tag#3 FAILED Result: hostbyte=DID_NO_CONNECT driverbyte=DRIVER_OK cmd_age=0s")
+        flow.until(lambda: [one for one in flow.events if one.get("part") == disk], disk)
+        return next(one for one in flow.events if one.get("part") == disk)
+
+    with broken.node.flow().attach(0) as flow:
+        flow.prepare(broken.node, [sys.executable, broken.node.script(script)], watch=True)
+        flow.start(3)
+        flow.wait("worker.hello")
+        fault(flow, "nic-link-down", "interface counters")  # the first sample has been taken
+        others = iter(disks[:25])
+        assert not reported(next(others))["idle"], "nothing is known of the time before"
+
+        def is_idle() -> bool:
+            time.sleep(1.0)
+            return bool(reported(next(others))["idle"])
+
+        wait_until(is_idle, seconds=60)
+        assert not reported(disks[25])["idle"], "a rank has a file on it open"
+
+
 def seen(part: str = "GPU 0", quote: str = "off the bus") -> FaultFinding:
     """Return a sighting."""
     return FaultFinding(kind="gpu-off-bus", part=part, quote=quote)

@@ -1,4 +1,4 @@
-"""A rank is killed or stops while the kernel log has a line about a disk or about memory: what the kernel says of that part decides.
+"""A rank is killed or cannot read while the kernel log has a line about a disk or about memory: what the kernel says of that part decides.
 
 Agents, monitors, kernel logs, checks and the kill are real; sysfs and the table of mounts are files of the test's own.
 """
@@ -86,11 +86,36 @@ def test_the_counter_of_memory_errors_decides_whether_a_line_explains_a_kill(
     kind, text = UNCORRECTED
     write(logs["node-1"], text)
     wait_until(lambda: line_of(play, kind), seconds=60, explain=play.log)
-    os.kill(play.worker(1), signal.SIGKILL)
+    os.kill(play.pids()[1], signal.SIGKILL)
     wait_until(lambda: play.saw(1) and play.incidents()[0].outcome, seconds=60, explain=play.log)
     (incident,) = play.incidents()
     expected = (kind, "replace-node") if true else ("worker-sigkill", "restart-workers")
     assert (incident.kind, incident.action, incident.outcome) == (*expected, "recovered"), play.log()
     assert (bool(line_of(play, kind).get("supported")), bool(line_of(play, kind).get("contradicted"))) == (true, not true)
+    assert ("node-1" in queries.generations(stage.history, play.job.id)[-1].ranks) == (not true)
+    play.stops()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("true", [False, True], ids=["writable", "read-only"])
+def test_the_table_of_mounts_decides_whether_a_line_explains_a_failed_read(
+    stage: Stage, tmp_path: Path, logs: dict[str, Path], *, true: bool
+) -> None:
+    """A rank that cannot read from elsewhere confirms no line about a file system that is mounted as writable."""
+    cut = tmp_path / "cut"
+    failing = f"if rank == 1 and generation == 1 and os.path.exists({str(cut)!r}): raise OSError(5, 'Input/output error', '/data/tokens')"
+    play = begun(stage, f"mount-{'read-only' if true else 'writable'}", logs, failing)
+    if true:
+        (tmp_path / "root/proc/self/mountinfo").write_text(MOUNTS.format(data=tmp_path, own="ro,errors=remount-ro"))
+    kind, text = REMOUNT
+    write(logs["node-1"], text)
+    wait_until(lambda: line_of(play, kind), seconds=60, explain=play.log)
+    cut.touch()
+    wait_until(lambda: play.saw(1) and play.incidents()[0].outcome, seconds=60, explain=play.log)
+    (incident,) = play.incidents()
+    expected = (kind, "replace-node") if true else ("worker-storage-failed", "restart-workers")
+    assert (incident.kind, incident.action, incident.outcome) == (*expected, "recovered"), play.log()
+    assert line_of(play, kind).get("supported", "").endswith("became read-only") == true
+    assert line_of(play, kind).get("contradicted", "").endswith("is mounted and writable") == (not true)
     assert ("node-1" in queries.generations(stage.history, play.job.id)[-1].ranks) == (not true)
     play.stops()
