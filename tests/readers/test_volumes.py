@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.agent.monitor.line_checks import processes_of_job
 from holdfast.detectors.codec import packed, unpacked
 from holdfast.detectors.evidence import Unknown
 from holdfast.detectors.nodes.volumes import Volume, VolumeReading
@@ -83,7 +84,7 @@ def test_what_a_process_has_open_or_mapped_or_is_told_is_used(node: Path) -> Non
     """Of all processes that the agent began but for the monitor; at a line only what is open is read."""
 
     def used(monitor: int | None = None, text: str = "") -> set[str]:
-        found = read_volumes(node, os.getpid(), monitor, text).used
+        found = read_volumes(node, processes_of_job(os.getpid(), monitor), text).used
         assert not isinstance(found, Unknown), found.why
         return {name.removeprefix(str(node)) for name in found} & {"/scratch", "/pool", "/home", "sdz"}
 
@@ -113,11 +114,11 @@ def test_what_a_container_or_a_forbidden_process_uses_is_not_known(node: Path, m
 
     with monkeypatch.context() as patched:
         patched.setattr(volumes, "_open_files", refuse)
-        used = read_volumes(node, os.getpid()).used
+        used = read_volumes(node, [os.getpid()]).used
         assert isinstance(used, Unknown)
         assert "Permission denied" in used.why
     write(node, "proc/self/mountinfo", "25 1 0:50 / / rw - overlay overlay rw")
-    assert isinstance(read_volumes(node, os.getpid()).used, Unknown)
+    assert isinstance(read_volumes(node, [os.getpid()]).used, Unknown)
 
 
 def test_only_the_mounts_of_the_server_in_the_line_are_asked_whether_they_answer(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:

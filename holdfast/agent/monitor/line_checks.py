@@ -9,7 +9,7 @@ import selectors
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from holdfast.detectors.nodes.line_check import NOTHING, LineCheck
 from holdfast.detectors.nodes.links import LinkReading, check_link_line, is_about_link
 from holdfast.detectors.nodes.memory_errors import MemoryErrors, check_memory_line, is_about_memory
 from holdfast.detectors.nodes.volumes import VolumeReading, check_volume_line, is_about_volume, is_unused, with_earlier_use
+from holdfast.host.process import children_of
 from holdfast.log import note
 from holdfast.probe.readers.collect import run_in_children
 from holdfast.probe.readers.links import read_links
@@ -59,12 +60,20 @@ class _Subject(Generic[T]):
     """Adds to a reading what an earlier one knew."""
 
 
+def processes_of_job(agent: int, monitor: int | None = None) -> Iterator[int]:
+    """Yield *agent* and all processes that it began, without *monitor* and those that this one began."""
+    found = [agent]
+    for pid in found:
+        yield pid
+        found += [child for child in children_of(pid) if child != monitor and child not in found]
+
+
 def _subjects(root: Path, agent: int, monitor: int) -> dict[str, _Subject[Any]]:
     return {
         "links": _Subject(reading=LinkReading, read=lambda _: read_links(root), is_about=is_about_link, check=check_link_line),
         "volumes": _Subject(
             reading=VolumeReading,
-            read=lambda text: read_volumes(root, agent, monitor, text),
+            read=lambda text: read_volumes(root, processes_of_job(agent, monitor), text),
             is_about=is_about_volume,
             check=check_volume_line,
             joined=with_earlier_use,

@@ -19,7 +19,6 @@ from holdfast.detectors.evidence import NOT_REQUESTED, Number, Unknown
 from holdfast.detectors.nodes.memory_errors import MemoryErrors
 from holdfast.detectors.nodes.readings import Mount
 from holdfast.detectors.nodes.volumes import Volume, VolumeReading, names_server
-from holdfast.host.process import children_of
 from holdfast.probe.readers import files, storage
 from holdfast.probe.readers.collect import run_in_children
 
@@ -33,8 +32,8 @@ _PATH: Final = re.compile(rb"/[^\x00\s:;,='\"]+")
 _SCSI: Final = re.compile(r"\d+:\d+:\d+:\d+")
 
 
-def read_volumes(root: Path = Path("/"), agent: int | None = None, monitor: int | None = None, text: str = "") -> VolumeReading:
-    """Return all disks and mounts, and what the processes of *agent* use, without *monitor* and those that it began.
+def read_volumes(root: Path = Path("/"), processes: Iterable[int] | None = None, text: str = "") -> VolumeReading:
+    """Return all disks and mounts, and what *processes* use; without them that is not known.
 
     *text*: a line; the mounts of an NFS server that it names are asked whether they answer. Then it is only read what is open, which takes
     less long than what is mapped or named.
@@ -42,8 +41,8 @@ def read_volumes(root: Path = Path("/"), agent: int | None = None, monitor: int 
     volumes, mounts = _volumes(root), _mounts(root)
     known = () if isinstance(mounts, Unknown) else mounts
     used: tuple[str, ...] | Unknown = NOT_REQUESTED
-    if agent is not None and not isinstance(mounts, Unknown):
-        found = _places(agent, monitor, briefly=bool(text))
+    if processes is not None and not isinstance(mounts, Unknown):
+        found = _places(processes, briefly=bool(text))
         swap = files.text(root / "proc/swaps")
         if any(mount.path == "/" and mount.kind == "overlay" for _, mount in known):
             used = Unknown("a container does not see on which disk its files are")
@@ -158,13 +157,12 @@ def _answer(place: Path) -> bool | None:
 # -- who uses them -----------------------------------------------------------------------------------------------------
 
 
-def _places(agent: int, monitor: int | None, *, briefly: bool) -> set[str] | Unknown:
-    """Return the files that *agent* and the processes that it began have open or mapped, and the paths that they were given."""
-    namespace, found, processes = Path("/proc/self/ns/mnt").readlink(), set[str](), [agent]
-    for pid in processes:
-        if len(processes) > MAX_PROCESSES:
+def _places(processes: Iterable[int], *, briefly: bool) -> set[str] | Unknown:
+    """Return the files that *processes* have open or mapped, and the paths that they were given."""
+    namespace, found = Path("/proc/self/ns/mnt").readlink(), set[str]()
+    for number, pid in enumerate(processes):
+        if number >= MAX_PROCESSES:
             return Unknown(f"more than {MAX_PROCESSES} processes")
-        processes += [child for child in children_of(pid) if child != monitor and child not in processes]
         process = Path(f"/proc/{pid}")
         try:
             if (process / "ns/mnt").readlink() != namespace:
