@@ -16,7 +16,8 @@ from typing import Final
 
 from holdfast.detectors.associations import belongs
 from holdfast.detectors.catalogue import CATALOGUE, Area
-from holdfast.detectors.evidence import NOT_REQUESTED, Number, Unknown
+from holdfast.detectors.evidence import Number, Unknown
+from holdfast.detectors.nodes.line_check import LineCheck
 
 _BUS: Final = re.compile(r"\b(?:[0-9a-f]{4,8}:)[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b", re.IGNORECASE)
 _WORD: Final = re.compile(r"[A-Za-z][\w.-]*")
@@ -56,27 +57,12 @@ class LinkReading:
     """The interfaces are those of the machine, and not of a container."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineCheck:
-    """What was measured of the device that a line names."""
-
-    contradicted: str = ""
-    """Why the line says nothing of this node now; empty if nothing contradicts it."""
-    supported: str = ""
-    """What was measured that agrees with it."""
-    addresses: tuple[str, ...] | Unknown = NOT_REQUESTED
-    """Addresses of the interfaces that the line names, before it and now; not asked for where it names none of this node."""
-    adapters: tuple[str, ...] = ()
-    """Adapters on the cards that it names."""
-    stacked: bool = False
-
-
-def is_checked(kind: str) -> bool:
+def is_about_link(kind: str) -> bool:
     """Return whether a line of *kind* is about a network device, of which the kernel can be asked."""
     return CATALOGUE[kind].area is Area.NETWORK
 
 
-def check_line(kind: str, text: str, earlier: Sequence[LinkReading], now: LinkReading, seconds: float) -> LineCheck:
+def check_link_line(kind: str, text: str, earlier: Sequence[LinkReading], now: LinkReading, seconds: float) -> LineCheck:
     """Return what *now*, read after the line *text*, says of the devices that it names.
 
     It is compared with the last of the *earlier* readings, which may be none; *seconds* lie between the two.

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.agent.monitor.kernel_log import KernelLogFollower
-from holdfast.agent.monitor.link_checks import BEFORE
+from holdfast.agent.monitor.line_checks import BEFORE
 from holdfast.agent.monitor.loop import MAX_LINES, QUIET, Deduplicator, EventBudget
 from holdfast.agent.monitor.nvml_events import NAME as LISTENER
 from holdfast.control.agents.events import NodeFaultSeen
@@ -167,9 +167,49 @@ def test_a_line_about_a_link_is_reported_with_what_the_kernel_says_of_it(broken:
     assert mentions(lines[1]["supported"], "eth0 lost its link once")
 
 
+@pytest.mark.long
+def test_a_line_about_a_disk_without_anything_of_the_job_is_about_an_idle_one(broken: Broken) -> None:
+    """Once it was seen without a request for a while; one that a rank has open is not idle. Each line is followed by a sample."""
+    disks = [f"sd{chr(ord('a') + number)}" for number in range(26)]
+    for number, disk in enumerate(disks):
+        broken.write(f"sys/class/block/{disk}/dev", f"8:{16 * number}")
+        broken.write(f"sys/class/block/{disk}/stat", "9 0 0 0 5 0 0 0 0 0 0")
+    used = broken.root / "scratch"
+    broken.write("scratch/shard", "tokens")
+    mounts = {"/": "9:9", str(used): "8:400"}
+    lines = [f"{number} 1 {device} / {path} rw - ext4 none rw" for number, (path, device) in enumerate(mounts.items())]
+    broken.write("proc/self/mountinfo", "\n".join(lines))
+    script = f"kept = open({str(used / 'shard')!r}); {SLEEPER}"
+
+    def reported(disk: str) -> Message:
+        broken.logs(f"sd 2:0:0:0: [{disk}] tag#3 FAILED Result: hostbyte=DID_NO_CONNECT driverbyte=DRIVER_OK cmd_age=0s")
+        flow.until(lambda: [one for one in flow.events if one.get("part") == disk], disk)
+        return next(one for one in flow.events if one.get("part") == disk)
+
+    with broken.node.flow().attach(0) as flow:
+        flow.prepare(broken.node, [sys.executable, broken.node.script(script)], watch=True)
+        flow.start(3)
+        flow.wait("worker.hello")
+        fault(flow, "nic-link-down", "interface counters")  # the first sample has been taken
+        others = iter(disks[:25])
+        assert not reported(next(others))["idle"], "nothing is known of the time before"
+
+        def is_idle() -> bool:
+            time.sleep(1.0)
+            return bool(reported(next(others))["idle"])
+
+        wait_until(is_idle, seconds=60)
+        assert not reported(disks[25])["idle"], "a rank has a file on it open"
+
+
 def seen(part: str = "GPU 0", quote: str = "off the bus") -> FaultFinding:
     """Return a sighting."""
     return FaultFinding(kind="gpu-off-bus", part=part, quote=quote)
+
+
+def used(_found: FaultFinding) -> bool:
+    """Say that no part of the node is unused."""
+    return False
 
 
 def test_a_fault_is_reported_once_by_the_first_source() -> None:
@@ -178,12 +218,12 @@ def test_a_fault_is_reported_once_by_the_first_source() -> None:
     deduplicator = Deduplicator("n0", reported.append)
     assert deduplicator.happened(seen(), "kernel log", 5.0, now=0.0)
     assert not deduplicator.happened(seen(), "GPU driver events", 5.1, now=0.1)
-    deduplicator.sampled([("NVML", seen()), ("NVML", seen("GPU 1"))], 6.0, now=1.0)
+    deduplicator.sampled([("NVML", seen()), ("NVML", seen("GPU 1"))], 6.0, now=1.0, is_unused=used)
     assert [(one["part"], one["source"]) for one in reported] == [("GPU 0", "kernel log on n0"), ("GPU 1", "NVML on n0")]
-    deduplicator.sampled([("NVML", seen())], 70.0, now=65.0)
+    deduplicator.sampled([("NVML", seen())], 70.0, now=65.0, is_unused=used)
     deduplicator.happened(seen(), "kernel log", 140.0, now=2 * QUIET + 20)
     assert len(reported) == 2, "it is there still"
-    deduplicator.sampled([], 200.0, now=200.0)
+    deduplicator.sampled([], 200.0, now=200.0, is_unused=used)
     deduplicator.happened(seen(), "kernel log", 300.0, now=300.0)
     assert len(reported) == 3
 
@@ -235,7 +275,7 @@ def test_a_measured_value_is_reported_though_a_line_of_its_kind_was() -> None:
     deduplicator = Deduplicator("n0", reported.append)
     told = FaultFinding(kind="memory-uncorrected", part="node", quote="mce: Uncorrected hardware memory error in user-access at 3f2c81000")
     deduplicator.happened(told, "kernel log", 5.0, now=0.0)
-    deduplicator.sampled([("host check", replace(told, quote="mc0: 1 uncorrected error"))], 5.5, now=0.5)
+    deduplicator.sampled([("host check", replace(told, quote="mc0: 1 uncorrected error"))], 5.5, now=0.5, is_unused=used)
     assert [one["source"] for one in reported] == ["kernel log on n0", "host check on n0"]
 
 
@@ -245,9 +285,9 @@ def test_reports_that_were_not_sent_are_counted(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.INFO, "holdfast.agent.monitor"):
         for number in range(41):
             deduplicator.happened(seen(), "kernel log", 5.0, now=number / 10)
-        deduplicator.sampled([], 50.0, now=50.0)
+        deduplicator.sampled([], 50.0, now=50.0, is_unused=used)
         assert not caplog.records
-        deduplicator.sampled([], 70.0, now=70.0)
+        deduplicator.sampled([], 70.0, now=70.0, is_unused=used)
     assert [record.facts for record in caplog.records] == [{"kind": "gpu-off-bus", "part": "GPU 0", "times": 40}]  # type: ignore[attr-defined]
 
 

@@ -14,7 +14,8 @@ from holdfast.detectors.causes import Candidate
 from holdfast.detectors.confirmation import confirmed, why_it_acts
 from holdfast.detectors.diagnosis import diagnose, see
 from holdfast.detectors.evidence import HangLimits, LogLine, Unknown, WorkerException, WorkerExit
-from holdfast.detectors.nodes.links import LineCheck, Link, LinkReading, check_line, is_checked
+from holdfast.detectors.nodes.line_check import LineCheck
+from holdfast.detectors.nodes.links import Link, LinkReading, check_link_line, is_about_link
 from holdfast.policies.recovery.case import Case
 
 CARD, OTHER = "0000:9a:00.0", "0000:9a:00.1"
@@ -34,7 +35,7 @@ def having(reading: LinkReading = READING, *, name: str = "ens5f0np0", **facts: 
 
 def check(text: str, now: LinkReading, *earlier: LinkReading, kind: str = "link-down") -> LineCheck:
     """Return the check of a line, 40 s after the newest reading from before."""
-    return check_line(kind, text, earlier, now, 40.0)
+    return check_link_line(kind, text, earlier, now, 40.0)
 
 
 def test_a_link_that_was_not_lost_contradicts_the_line() -> None:
@@ -118,7 +119,7 @@ def test_only_lines_of_links_are_judged_by_the_state_of_links() -> None:
     text = f"mlx5_core {CARD}: device's health compromised - reached miss count"
     found = check(text, READING, READING, kind="mlx5-health")
     assert (found.contradicted, found.supported, found.adapters) == ("", "", ("mlx5_0",))
-    checked = set(filter(is_checked, CATALOGUE))
+    checked = set(filter(is_about_link, CATALOGUE))
     assert {"mlx5-health", "link-down", "bond-dead", "infiniband-layer"} < checked
     assert checked.isdisjoint({"gpu-off-bus", "nfs-silent", "soft-lockup"})
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.monitor.link_checks import BEFORE
+from holdfast.agent.monitor.line_checks import BEFORE
 from holdfast.agent.node.interfaces import interfaces
 from holdfast.history import queries
 from tests.cli.conftest import PROGRAM

@@ -19,17 +19,17 @@ PAIR = """
 import json, subprocess
 from holdfast.detectors import all_kinds
 from holdfast.detectors.codec import packed
-from holdfast.detectors.nodes.links import check_line
+from holdfast.detectors.nodes.links import check_link_line
 from holdfast.probe.readers.links import read_links
 def ip(*words): subprocess.run(["ip", "link", *words], check=True)
 ip("add", "eth7", "type", "veth", "peer", "name", "far")
 for name in ("far", "eth7"): ip("set", name, "up")
 before = read_links()
-same = check_line("link-down", "veth eth7: Link is Down", [before, before], read_links(), 1.0)
+same = check_link_line("link-down", "veth eth7: Link is Down", [before, before], read_links(), 1.0)
 ip("set", "far", "down")
-down = check_line("link-down", "veth eth7: Link is Down", [before, before], read_links(), 1.0)
+down = check_link_line("link-down", "veth eth7: Link is Down", [before, before], read_links(), 1.0)
 ip("set", "far", "up")
-again = check_line("link-down", "veth eth7: Link is Down", [before, before], read_links(), 1.0)
+again = check_link_line("link-down", "veth eth7: Link is Down", [before, before], read_links(), 1.0)
 print(json.dumps([packed(one) for one in (same, down, again)]))
 """
 

@@ -84,7 +84,9 @@ class MonitorClient:
             self._emit("node.conditions-unreadable", why=schema.text(message, "conditions_unreadable"))
 
     def _is_unused(self, message: Message, workers: list[Worker]) -> bool:
-        """Return whether a fault is of a network device that no rank uses."""
+        """Return whether a fault is of a network device that no rank uses, or of a disk: a rank that has exited may have used that."""
+        if message.get("unused") is True:
+            return bool(workers) and all(one.pid and not one.exited for one in workers)
         if "link" not in message:
             return False
         link = schema.mapping(message, "link")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.agent.monitor.kernel_log import KernelLogFollower
-from holdfast.agent.monitor.link_checks import LIMIT, NOTHING, LinkChecks
+from holdfast.agent.monitor.line_checks import LIMIT, LineChecks
 from holdfast.agent.monitor.node_conditions import ConditionWatch, certainty_of
 from holdfast.agent.monitor.nvml_events import ChildReaper, NvmlListener
 from holdfast.detectors.catalogue import DRIVER_EVENTS, KERNEL_LOG, NODE_CONDITIONS, Certainty
@@ -28,7 +28,7 @@ from holdfast.detectors.nodes.counter_deltas import grown_errors
 from holdfast.detectors.nodes.findings import FaultFinding
 from holdfast.detectors.nodes.gpu_readings import Xid
 from holdfast.detectors.nodes.health import fault_findings
-from holdfast.detectors.nodes.links import LineCheck, is_checked
+from holdfast.detectors.nodes.line_check import NOTHING, LineCheck
 from holdfast.detectors.nodes.readings import KernelLine, KubernetesReading, NodeReading
 from holdfast.log import note
 from holdfast.probe.readers.collect import look
@@ -86,14 +86,23 @@ class Deduplicator:
             self._dropped[key] += 1
         return again
 
-    def sampled(self, findings: Iterable[tuple[str, FaultFinding]], at: float, now: float) -> None:
-        """Report the findings of a sample, each with its source, that the sample before had not and that were not reported a moment ago."""
+    def sampled(
+        self,
+        findings: Iterable[tuple[str, FaultFinding]],
+        at: float,
+        now: float,
+        is_unused: Callable[[FaultFinding], bool] = lambda _: False,
+    ) -> None:
+        """Report the findings of a sample, each with its source, that the sample before had not and that were not reported a moment ago.
+
+        *is_unused*: whether one is of a part that the job does not use.
+        """
         present = {(one.kind, one.part): (source, one) for source, one in findings}
         for part in [part for part in present if part not in self._present]:
             key = (*part, Certainty.PROOF)  # it was measured
             if not self._is_recent(key, now):
                 source, one = present[part]
-                self._report(one, source, at)
+                self._report(one, source, at, LineCheck(unused=is_unused(one)))
             self._reported[key] = now
         self._present = frozenset(present)
         for key in [key for key, when in self._reported.items() if now - when >= QUIET]:
@@ -109,6 +118,8 @@ class Deduplicator:
         facts = {"fault": found.kind, "part": found.part, "quote": found.quote, "source": f"{source} on {self._node}", "at": at}
         if not isinstance(check.addresses, Unknown):
             facts["link"] = {"addresses": list(check.addresses), "adapters": list(check.adapters), "stacked": check.stacked}
+        if check.unused:
+            facts["unused"] = True
         self._send(facts | {name: text for name in ("contradicted", "supported") if (text := getattr(check, name))})
 
 
@@ -146,14 +157,14 @@ class MonitorLoop:
         self._children = ChildReaper()
         self._listener = NvmlListener(self._children, self._selector, self._on_gpu_message, self._send)
         self._next_sample = self._last_sample = time.monotonic()
-        self._link_checks = LinkChecks(self._children, self._selector, root)
+        self._checks = LineChecks(self._children, self._selector, root)
         self._kernel = KernelLogFollower(kernel_log)
         self._conditions = ConditionWatch(time.time())
         self._links = link_changes()
 
     def run(self) -> None:
         """Monitor until the agent exits."""
-        self._link_checks.keep(self._link_checks.read_all(LIMIT))  # a sample takes long on a busy machine
+        self._checks.keep(self._checks.read_all(LIMIT))  # a sample takes long on a busy machine
         self._listener.begin()
         self._kernel.subscribe(self._on_kernel_line)
         self._kernel.register(self._selector)
@@ -162,13 +173,13 @@ class MonitorLoop:
             self._selector.register(self._links, selectors.EVENT_READ, lambda _mask: self._on_link_change())
         while True:
             next_sample = self._next_sample if self._sampling is None else self._last_sample + SAMPLE_SECONDS
-            times = [at for at in (self._kernel.due(), self._listener.due(), self._link_checks.due(), next_sample) if at is not None]
+            times = [at for at in (self._kernel.due(), self._listener.due(), self._checks.due(), next_sample) if at is not None]
             for key, mask in self._selector.select(max(0.0, min(times) - time.monotonic())):
                 key.data(mask)
             now = time.monotonic()
             self._kernel.tick(now)
             self._listener.tick(now)
-            self._link_checks.tick(now)
+            self._checks.tick(now)
             if self._sampling is None and now >= self._next_sample:
                 self._start_sample(now)
             elif self._sampling is not None and now >= self._last_sample + SAMPLE_SECONDS:
@@ -205,17 +216,14 @@ class MonitorLoop:
         if found is None:
             return
         self._conditions.saw_line(found, at)
-        if self._link_checks.runs(found) or self._reports.is_reported(found, now):
+        if self._checks.runs(found) or self._reports.is_reported(found, now):
             return
 
         def report(check: LineCheck) -> None:
             if self._reports.happened(found, KERNEL_LOG, at, now, check):
                 self._sample_soon()
 
-        if is_checked(found.kind):
-            self._link_checks.begin(found, report)
-        else:
-            report(NOTHING)
+        self._checks.begin(found, report)
 
     def _on_gpu_message(self, message: Message) -> None:
         if "blind" in message:
@@ -240,7 +248,7 @@ class MonitorLoop:
             try:
                 os.nice(15)  # it can wait for a processor that nobody else wants
                 answer = json.dumps(
-                    self._link_checks.read_all(READER_SECONDS) | {"reading": look(self._node, self._root, READER_SECONDS)}
+                    self._checks.read_all(READER_SECONDS) | {"reading": look(self._node, self._root, READER_SECONDS)}
                 ).encode()
                 while answer:
                     answer = answer[os.write(its, answer) :]
@@ -262,7 +270,7 @@ class MonitorLoop:
         try:
             sample = json.loads(bytes(answer))
             reading = unpacked(NodeReading, sample["reading"])
-            self._link_checks.keep(sample)
+            self._checks.keep(sample)
         except (ValueError, MalformedData) as error:
             note(log, "sample.failed", why=error)
             return
@@ -273,7 +281,7 @@ class MonitorLoop:
         before, self._before = self._before, reading
         if self._baseline is None:
             self._baseline = reading
-        self._reports.sampled(fault_findings(reading, before), reading.at, time.monotonic())
+        self._reports.sampled(fault_findings(reading, before), reading.at, time.monotonic(), self._checks.is_unused)
         if self._ended is not None:
             (generation, since), self._ended = self._ended, None
             if since is not None:

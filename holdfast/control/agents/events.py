@@ -480,7 +480,8 @@ class NodeFaultSeen(AgentEvent):
     on: list[Count] = Field(default_factory=list)
     """Ranks that compute on that device."""
     idle: bool = False
-    """No rank uses that device, as is known for sure: a GPU that none has open, a network interface that none is connected through."""
+    """No rank uses that device, as is known for sure: a GPU that none has open, a network interface that none is connected through, a
+    disk or mount without anything of the job."""
     contradicted: str = ""
     """What the node measured that contradicts the line; empty if nothing does."""
     supported: str = ""

@@ -26,15 +26,23 @@ BROKEN: Final = frozenset({errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EHOSTD
 
 def mounted(root: Path = Path("/")) -> tuple[Mount, ...] | Unknown:
     """Return what is mounted, each file system once, without touching any of it."""
+    visible = all_mounted(root)
+    if isinstance(visible, Unknown):
+        return visible
+    found: dict[str, Mount] = {}
+    for device, mount in visible:
+        if mount.kind not in NO_FILES:
+            found.setdefault(device, mount)
+    return tuple(found.values())
+
+
+def all_mounted(root: Path = Path("/")) -> tuple[tuple[str, Mount], ...] | Unknown:
+    """Return everything that is mounted, with its device number, without touching any of it."""
     table = files.text(root / "proc/self/mountinfo")
     if isinstance(table, Unknown):
         return table
     visible = {mount.path: (device, mount) for device, mount in map(_mount, table.splitlines())}  # a later mount hides an earlier one
-    found: dict[str, Mount] = {}
-    for device, mount in visible.values():
-        if mount.kind not in NO_FILES:
-            found.setdefault(device, mount)
-    return tuple(found.values())
+    return tuple(visible.values())
 
 
 def _mount(line: str) -> tuple[str, Mount]:
