@@ -52,6 +52,8 @@ DRIVER_EVENTS: Final = "GPU driver events"
 """Source of the Xids that NVML reports: the numbers of lines that the same driver writes into the kernel log, without their text."""
 NODE_CONDITIONS: Final = "node conditions"
 """Source of what monitors report as conditions of a Kubernetes node: most of it is what they read in its kernel log."""
+NODE_EVENTS: Final = "node events"
+"""Source of what monitors report as events of a Kubernetes node. Many programs of a cluster may write events, in any monitor's name."""
 
 
 DCGM: Final = "DCGM health check"
@@ -225,7 +227,12 @@ class Fault:
     @property
     def is_condition(self) -> bool:
         """Whether a monitor of a Kubernetes node reported it: it quotes a log, or says what it made of one."""
-        return self.source.startswith(NODE_CONDITIONS)
+        return self.source.startswith(NODE_CONDITIONS) or self.is_event
+
+    @property
+    def is_event(self) -> bool:
+        """Whether a monitor of a Kubernetes node reported it as an event, which proves nothing by itself."""
+        return self.source.startswith(NODE_EVENTS)
 
     @property
     def is_dcgm(self) -> bool:
@@ -235,7 +242,7 @@ class Fault:
     @property
     def is_proven(self) -> bool:
         """Whether its evidence takes a node out: a measured value, or a line that can only mean this fault, of a device in use."""
-        if self.is_ruled_out:
+        if self.is_ruled_out or self.is_event:
             return False
         if not self.log:
             return True

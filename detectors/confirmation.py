@@ -151,4 +151,4 @@ def _why_not(fault: Fault) -> str:
 
 
 def _evidence(fault: Fault) -> str:
-    return "number" if fault.is_driver_event else "condition" if fault.is_condition else "line"
+    return "number" if fault.is_driver_event else "event" if fault.is_event else "condition" if fault.is_condition else "line"

@@ -51,6 +51,8 @@ class WorkerExit:
     """The kernel's log line about an out-of-memory kill of this process."""
     output: str = ""
     """The last lines it printed."""
+    missed_by: tuple[int, ...] = ()
+    """Ranks that failed after it because a peer was lost: to them it had not finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

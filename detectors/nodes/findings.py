@@ -75,6 +75,8 @@ class FaultFinding:
     quote: str
     at: float | None = None
     """When it began (seconds since 1970), if the evidence says so."""
+    source: str = ""
+    """Who reported it, if that is not the instrument that its part of a reading comes from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from holdfast.detectors.catalogue import CATALOGUE, DCGM, KERNEL_LOG, NODE_CONDITIONS, Fault
+from holdfast.detectors.catalogue import CATALOGUE, DCGM, KERNEL_LOG, NODE_CONDITIONS, NODE_EVENTS, Fault
 from holdfast.detectors.evidence import NOT_REQUESTED, HangLimits, Unknown
 from holdfast.detectors.nodes.dcgm import judge_dcgm
 from holdfast.detectors.nodes.findings import THRESHOLDS, FaultFinding, ReadingPair, Thresholds
@@ -71,12 +71,12 @@ def fault_findings(now: NodeReading, before: NodeReading | None = None, limits: 
 
 
 def _proves(finding: FaultFinding) -> bool:
-    """Return whether the line of *finding* can only mean this fault."""
-    return CATALOGUE[finding.kind].proves(finding.quote)
+    """Return whether the line of *finding* can only mean this fault, and who reports it can know."""
+    return finding.source != NODE_EVENTS and CATALOGUE[finding.kind].proves(finding.quote)
 
 
 def _fault(seen: FaultFinding, now: NodeReading, source: str) -> Fault:
-    source = f"{source} on {now.node}"
+    source = f"{seen.source or source} on {now.node}"
     return Fault(
         kind=seen.kind, at=now.at, node=now.node, quote=seen.quote, signature=f"{seen.kind} {seen.part}", source=source, device=seen.part
     )

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from holdfast.detectors.catalogue import CATALOGUE, KERNEL_LOG, Attribution, RecommendedAction, fault_kind
+from holdfast.detectors.catalogue import CATALOGUE, KERNEL_LOG, NODE_EVENTS, Attribution, RecommendedAction, fault_kind
 from holdfast.detectors.evidence import Sample, Unknown
 from holdfast.detectors.nodes.findings import FaultFinding, ReadingPair
 from holdfast.detectors.nodes.readings import KernelLine, KubernetesReading, NodeCondition, NodeEvent, NodeReading
@@ -165,7 +165,7 @@ def _of_event(one: NodeEvent) -> FaultFinding | None:
     """Return the fault of a line of the kernel log that an event quotes, or that a monitor reports something; None if it is no monitor."""
     name = f"event {one.reason} of {one.source}{f' ({one.count} times)' if one.count > 1 else ''}"
     if _READS_KERNEL.fullmatch(one.source) and (found := _quoted(name, one.message, one.last)) is not None:
-        return found
+        return replace(found, source=NODE_EVENTS)
     if one.reason.endswith(_NVSENTINEL_REASON):
         check = one.reason.removesuffix(_NVSENTINEL_REASON)
         kind, part = WARNING, _device(one.message) or check
@@ -173,7 +173,9 @@ def _of_event(one: NodeEvent) -> FaultFinding | None:
         kind, part = EVENT.id, one.reason
     else:
         return None
-    return FaultFinding(kind=kind, part=part, quote=f"{name}: {one.message or 'it does not say what'}"[:500], at=one.last)
+    return FaultFinding(
+        kind=kind, part=part, quote=f"{name}: {one.message or 'it does not say what'}"[:500], at=one.last, source=NODE_EVENTS
+    )
 
 
 def _of(one: NodeCondition) -> Iterator[FaultFinding]:

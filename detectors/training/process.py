@@ -13,6 +13,7 @@ from holdfast.detectors.evidence import HangLimits, Sample, StartFailure, Unknow
 from holdfast.detectors.log_lines.heuristics import TROUBLE
 from holdfast.detectors.sources import worker_output
 from holdfast.detectors.training.exceptions import FINISHED, PEER_LOST, an_exit, see_exception
+from holdfast.detectors.training.hang_analysis import numbered
 from holdfast.detectors.training.tracebacks import aborted_for_lost_peer, raised_in
 
 SIGNAL_7: Final = "https://man7.org/linux/man-pages/man7/signal.7.html"
@@ -85,10 +86,10 @@ EXIT_CODE: Final = _define(
 )
 EXIT_EARLY: Final = _define(
     id="worker-exit-early",
-    title="A worker exited with status 0 before its steps were done",
+    title="A worker exited with status 0 before its steps were done, or while others still needed it",
     source="process exit",
     attributed_to=Attribution.USER_CODE,
-    action="restart once; a script that leaves its loop early must be fixed by the user",
+    action="restart once; all ranks must make the same steps and collectives to the end: correct the script where one of them leaves early",
     reference="docs/reference/glossary.md",
     unhealthy=an_exit(code=0),
     weight=55,
@@ -184,6 +185,9 @@ def _by_status(seen: WorkerExit) -> Fault:
     if code is not None and code - _SHELL in _NAMED:
         return _by_signal(seen, code - _SHELL, f"exited with status {code}, as a shell does after signal {code - _SHELL}")
     if code == 0:
+        if seen.missed_by:
+            quote = f"exited with status 0, and {numbered(seen.missed_by)} lost a peer while communicating after that"
+            return _fault(seen, EXIT_EARLY.id, quote, "status 0")
         after = f" after step {seen.step}" if seen.step is not None else ""
         return _fault(seen, EXIT_EARLY.id, f"exited with status 0{after}, before its steps were done", "status 0")
     quote = f"exited with status {code}" if code is not None else "exited, the status is unknown"

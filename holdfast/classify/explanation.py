@@ -144,7 +144,7 @@ def _what_matched(fault: Fault) -> str:
         return f"what was measured ({fault.entry.source})"
     if fault.is_condition:
         signature = _signature(fault.quote, fault.kind)
-        name = "the source of the node event" if fault.quote.startswith("event ") else "the type of the node condition"
+        name = "the source of the node event" if fault.is_event else "the type of the node condition"
         return name + (f", and {_named(signature)}" if signature is not None else "")
     if fault.is_dcgm:
         return "a verdict of DCGM's health check"
@@ -154,7 +154,7 @@ def _what_matched(fault: Fault) -> str:
 def _no_node_is_left(kind: FaultKind) -> str:
     if kind.id in OTHERS:
         return "no: its words suggest a failure, and no signature was written for it"
-    return f"no node is left for this kind; what it recommends ({kind.recommended_action}) applies where a rank has failed"
+    return f"this kind takes no node out of service; what it recommends ({kind.recommended_action}) applies where a rank has failed"
 
 
 def _changes_of_report(fault: Fault, reason: str, *, acts: bool) -> Iterator[str]:

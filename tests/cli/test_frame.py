@@ -90,19 +90,6 @@ def test_a_recovery_shows_which_phase_runs_and_for_how_long() -> None:
         assert [phase.name for phase in recovery.phases if phase.seconds is None] == to_come
 
 
-def test_a_job_that_trains_before_its_controller_has_attached_says_so() -> None:
-    """Ranks start before Prefect does; steps of an earlier generation do not count."""
-    training = a_training_job()
-    early = dataclasses.replace(training, move=None)
-    assert early.reason != "submitted"
-    assert mentions(early.reason, "train", "controller", "Prefect")
-    assert early.eta == training.eta
-    assert any(early.reason in line for line in drawn(early, 100, 24))
-    assert training.generation is not None
-    training.generation.number += 1
-    assert (early.reason, early.eta) == ("submitted", None)
-
-
 def test_a_wait_is_a_phase_of_its_own_and_repeated_phases_add_up() -> None:
     """A second fault during a recovery leads back to its first phase; what is waited for shows."""
     view = a_recovering_job(phase=3)

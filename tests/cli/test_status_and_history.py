@@ -348,7 +348,7 @@ def test_show_has_hypotheses_with_their_evidence(here: Command, running: Author,
         ("what to do", "replace the node"),
         ("reference", "https://docs.nvidia.com/deploy/xid-errors"),
         ("would change this", "a worker's output", "monitor"),
-        ("acts: no", "no node is left for this kind", "matched by what was measured"),
+        ("acts: no", "this kind takes no node out of service", "matched by what was measured"),
     ):
         assert one_line_mentions(text, *named), named
     assert "40.0%" not in text

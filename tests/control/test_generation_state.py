@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from holdfast.control.faults.evaluator import FaultEvaluator
 from holdfast.control.faults.rank_status import Pauses
 from holdfast.control.state.generation import GenerationState
 from holdfast.control.supervisor import event_table
 from holdfast.detectors.catalogue import Fault
-from holdfast.detectors.diagnosis import see
+from holdfast.detectors.diagnosis import diagnose, see
 from holdfast.detectors.evidence import HangLimits
 from holdfast.detectors.training.progress import Pause
 from holdfast.protocol import Message
+from tests.each import each
 from tests.mentions import mentions
 
 BEAT = {"age": 0.0, "step": None, "managed": True, "section": None, "section_limit": None, "process": "S", "wait": "", "output_age": None}
@@ -156,6 +158,36 @@ def test_a_rank_that_exits_before_any_step_is_reported_while_others_run() -> Non
         assert mentions(late.quote, "rank 1 exited", "2.0 s after its start", "rank 0 still runs", "`timeouts.exit_grace`")
         send(board, "worker.exited", 31.0, rank=0, oom=None, oom_blind=None, output="", **end)
         assert board.early_exit(50.0) is None, "all have ended"
+
+
+@each("first", ["the exit", "the failure"])
+@each("managed", [False, True])
+def test_a_rank_that_finished_while_another_needed_it_is_the_cause(first: str, *, managed: bool) -> None:
+    """Whichever the controller hears of first. A rank whose steps are known says itself whether it has finished."""
+    board, limits = GenerationState(1, {"a": [0], "b": [1]}), HangLimits()
+    evaluator = FaultEvaluator(board, lambda: 100.0)
+    for rank, pid in ((0, 100), (1, 101)):
+        send(board, "worker.started", 10.0, rank=rank, pid=pid)
+        if managed:
+            send(board, "worker.stepped", 11.0, rank=rank, step=1, until=9)
+
+    def the_exit() -> None:
+        how = {"step": None, "ended": 12.0, "code": 0, "signal": None, "finished": True, "ordered": False, "raised": None}
+        send(board, "worker.exited", 12.0, rank=1, oom=None, oom_blind=None, output="", **how)
+
+    def the_failure() -> None:
+        raised = {"type": "RuntimeError", "message": "Connection closed by peer [127.0.0.1]:4711", "traceback": "", "peer_lost": True}
+        send(board, "worker.raised", 12.5, rank=0, step=None, raised=raised)
+
+    for happens in (the_exit, the_failure) if first == "the exit" else (the_failure, the_exit):
+        happens()
+        evaluator.faults(limits, steps_expected=False)
+    found = {fault.kind: fault for fault in evaluator.faults(limits, steps_expected=False)}
+    assert found.keys() - {"job-hang", "job-never-stepped"} == {"worker-peer-lost"} | (set() if managed else {"worker-exit-early"})
+    root = diagnose(list(found.values()), (), 2).root
+    if not managed:
+        assert (root.kind, root.rank, root.node) == ("worker-exit-early", 1, "b")
+        assert mentions(root.quote, "status 0", "rank 0 lost a peer")
 
 
 def quiet_for(board: GenerationState, now: float, quiet: float) -> None:

@@ -19,7 +19,7 @@ from holdfast.accounting.ledger import SECOND
 from holdfast.accounting.replay import replay
 from holdfast.cli.watch import request_stop
 from holdfast.cluster.local import LocalNodes
-from holdfast.history import Incident, Job, queries
+from holdfast.history import History, Incident, Job, queries
 from holdfast.host.process import NODE_MARK, mark_of, marked, state_of
 from holdfast.memstore import store_folders
 from holdfast.spec.job import is_policy_file
@@ -162,7 +162,8 @@ class Stage:
     plays: list[Play] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.history = fresh_history(self.home / "history.db")
+        file = self.home / "history.db"
+        self.history = History.open(f"sqlite:///{file}") if file.exists() else fresh_history(file)
         self.nodes = LocalNodes("stage", self.home / "nodes", self.count)
 
     def widen(self, domains: dict[str, str]) -> None:

@@ -76,9 +76,11 @@ def test_a_rank_that_is_killed_before_prefect_runs_is_replaced_at_once(silent: P
     child = silent.start("run", silent.job("killed-first", NAP))
     worker = silent.worker()
     os.kill(worker, signal.SIGKILL)
-    wait_until(lambda: silent.state("killed-first") == "RUNNING", seconds=SECONDS, explain=silent.log)
     with closing(History.open(silent.history, create=False)) as history:
         job = queries.newest_job(history, "killed-first")
+        wait_until(
+            lambda: [one.outcome for one in queries.incidents(history, job.id)] == ["recovered"], seconds=SECONDS, explain=silent.log
+        )
         (incident,) = queries.incidents(history, job.id)
         lease = holder_of(history, job.id)
     assert (incident.kind, incident.outcome, incident.action) == ("worker-sigkill", "recovered", "restart-workers")

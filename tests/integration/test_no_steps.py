@@ -102,7 +102,7 @@ def test_the_silence_of_ranks_that_outlive_the_one_that_prints_is_no_hang(stage:
 
 def test_a_job_whose_rank_0_has_ended_is_completed_though_others_do_not_end(stage: Stage) -> None:
     """They are given their time, and ended then: to run all of it again would lead to the same place."""
-    works = "import time; time.sleep(1.5)\n"
+    works = "import time; time.sleep(4.0)\n"
     play = unmanaged(stage, "stuck", works + FIRST_ENDS.format(seconds=3600), timeouts={"exit_grace": "1s"})
     assert play.ends() == 0, play.log()
     assert mentions(play.reason(), "rank 0", "status 0", "rank(s) 1")
@@ -118,6 +118,27 @@ def test_a_job_whose_rank_0_has_left_at_once_is_not_completed(stage: Stage) -> N
     assert [(one.kind, one.action) for one in play.incidents()] == [("job-end-stuck", "restart-workers"), ("job-end-stuck", "fail")]
     assert mentions(play.reason(), "rank 0", "status 0", "another restart")
     assert stage.left() == []
+
+
+LEAVES = """
+import datetime, os, torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+dist.all_reduce(torch.ones(1))
+if dist.get_rank() == 0:
+    dist.barrier()  # the other rank makes no such call
+dist.destroy_process_group()
+"""
+
+
+def test_a_rank_that_leaves_without_an_error_is_named_when_others_lose_it(stage: Stage) -> None:
+    """A collective that one rank alone makes: the rank that fails is not the one to look at."""
+    play = unmanaged(stage, "leaves", LEAVES)
+    assert play.ends() == 1, play.log()
+    first = play.incidents()[0]
+    assert (first.kind, first.target.split()[:2]) == ("worker-exit-early", ["rank", "1"]), play.log()
+    lost = [one for one in queries.faults(stage.history, play.job.id) if one.kind == "worker-peer-lost"]
+    assert {one.rank for one in lost} == {0}
+    assert mentions(first.reason, "rank 1", "exited", "rank 0")
 
 
 def test_a_job_whose_rank_0_does_not_end_is_started_again_once(stage: Stage) -> None:

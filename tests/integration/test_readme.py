@@ -81,7 +81,7 @@ def test_the_command_that_writes_a_job_file_writes_the_one_that_the_readme_goes_
     wanted = re.findall(r"^(\w+):", block("yaml", "gpt-small"), re.MULTILINE)
     assert [name for name in wanted if not re.search(rf"^(# )?{name}:", written, re.MULTILINE)] == ["args"], "no argument was given"
     (place / "job.yaml").write_text(re.sub(r"^# cluster:", "cluster:", written, flags=re.MULTILINE))
-    assert "cluster 'local'" in run(["holdfast", "validate", "job.yaml"], place)
+    assert "(this machine)" in run(["holdfast", "validate", "job.yaml"], place)
 
 
 def test_the_readme_is_short_and_has_the_commands_of_a_clone() -> None:

@@ -174,7 +174,7 @@ def test_a_job_runs_to_its_end(place: Place) -> None:
     assert "[rank 0] I am 0" in said
     assert "I am 1" not in said, "ranks that nobody asked for"
     lines = [line[10:] for line in said.splitlines() if not line.startswith("[rank 0]")]
-    assert mentions(lines[0], "'binary'", "binary.py", "1 node", "cluster 'local'", "2 ranks")
+    assert mentions(lines[0], "'binary'", "binary.py", "1 node", "(this machine)", "2 ranks")
     named = [line.partition(": ")[0] for line in lines if line.partition(": ")[0] in set(State)]
     assert [*named, "COMPLETED"] == states(place, "binary"), "its end has a line of its own"
     assert named in (["LAUNCHING", "RUNNING"], ["LAUNCHING"]), "so short a job may end before it is seen at work"

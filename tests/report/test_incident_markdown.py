@@ -231,7 +231,7 @@ def test_the_other_hypotheses_have_one_line_each(killed: IncidentCase) -> None:
         ("gpu-off-bus", "no: no rank of the job uses that device", "monitor", "would change this: a rank of the job that uses the device"),
         ("gpu-off-bus", "the policy sets its action", "monitor", "acts: no: the policy sets its action"),
         ("worker-sigkill", "", "evict", "acts: yes (evict): the policy sets its action"),
-        ("worker-sigkill", "", "restart", "acts: no: no node is left for this kind"),
+        ("worker-sigkill", "", "restart", "acts: no: this kind takes no node out of service"),
     ],
 )
 def test_why_a_fault_acted_is_as_it_was_recorded(killed: IncidentCase, kind: str, proof: str, action: str, said: str) -> None:

@@ -519,7 +519,14 @@ def test_the_page_says_what_was_made_of_each_hypothesis() -> None:
     assert [name for name, _ in found] == ["matched by", "acts", "what to do", "reference", "would change this", "acts"]
     for (_, text), words in zip(
         found,
-        ("xid.toml", "yes (evict)", CATALOGUE["gpu-off-bus"].action, "docs.nvidia.com", "monitor", "no node is left for this kind"),
+        (
+            "xid.toml",
+            "yes (evict)",
+            CATALOGUE["gpu-off-bus"].action,
+            "docs.nvidia.com",
+            "monitor",
+            "this kind takes no node out of service",
+        ),
         strict=True,
     ):
         assert words in text

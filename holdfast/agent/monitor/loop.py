@@ -292,7 +292,7 @@ class MonitorLoop:
         if (why := self._conditions.unreadable(found)) is not None:
             self._send({"conditions_unreadable": why})
         for one, began in self._conditions.news(found, at):
-            self._reports.happened(one, NODE_CONDITIONS, began, time.monotonic())
+            self._reports.happened(one, one.source or NODE_CONDITIONS, began, time.monotonic())
 
     def _end_sample(self) -> None:
         assert self._sampling is not None

@@ -22,8 +22,10 @@ from holdfast.detectors.evidence import (
     Progress,
     ReplicaDigests,
     StepTimes,
+    WorkerExit,
 )
 from holdfast.detectors.nodes.host import LOAD
+from holdfast.detectors.training.exceptions import PEER_LOST
 from holdfast.detectors.training.losses import CHECKS
 from holdfast.detectors.training.progress import STALLS, see_progress, without_grace
 from holdfast.detectors.training.stragglers import BASE, DROPPED, LINKS, RECENT, WARM
@@ -36,6 +38,8 @@ LONG_INTERVAL: Final = 1.0
 """Seconds between two checks of what changes slowly."""
 REPORT_SECONDS: Final = 0.5
 """How long other ranks have to report the same: heartbeats come every quarter of a second."""
+SAME_TIME: Final = 1.0
+"""Seconds by which the clocks of two nodes may differ, where one rank exits and another loses it."""
 TRUSTED: Final = 2
 """Consecutive checks at which ranks must have been equal before they count as replicas, where they do not know it themselves."""
 
@@ -47,6 +51,8 @@ class FaultEvaluator:
         """Judge *state*; *known_until* returns until when the state of the ranks is known (wall clock)."""
         self._state, self._known_until = state, known_until
         self._judged = 0
+        self._finished: list[WorkerExit] = []
+        self._first_missed = False
         self._faults: list[Fault] = []
         self._progress: Progress | None = None
         self._stall_faults: list[Fault] = []
@@ -58,9 +64,25 @@ class FaultEvaluator:
         state, now = self._state, time.time()
         new, self._judged = state.evidence[self._judged :], len(state.evidence)
         self._faults += see(new, limits)
+        self._faults += see(self._missed(new), limits)
         self.progress(limits, steps_expected=steps_expected)
         overrun = [state.overrun] if state.overrun is not None else []
         return [*self._faults, *state.unusable, *see(state.stops(now), limits), *self._stall_faults, *see(overrun, limits)]
+
+    def _missed(self, new: list[Evidence]) -> list[WorkerExit]:
+        """Return the first rank that exited with status 0, once another rank has failed because a peer was lost; then never again.
+
+        Only ranks whose steps are not known: the others say themselves whether they have finished. The two exits may arrive in any order.
+        """
+        if new and not self._first_missed:
+            exits = (one for one in new if isinstance(one, WorkerExit) and one.code == 0 and one.finished)
+            self._finished += [one for one in exits if not self._state.ranks[one.rank].managed]
+            first = min(self._finished, key=lambda one: one.at, default=None)
+            lost = [fault for fault in self._faults if fault.kind == PEER_LOST.id and fault.rank is not None]
+            if first is not None and (by := {fault.rank for fault in lost if fault.at > first.at - SAME_TIME} - {None, first.rank}):
+                self._first_missed = True
+                return [replace(first, finished=False, missed_by=tuple(sorted(rank for rank in by if rank is not None)))]
+        return []
 
     def is_stalled(self, limits: HangLimits, *, steps_expected: bool) -> bool:
         """Return whether no rank makes progress, for longer than the job's own steps explain: that alone is no fault."""

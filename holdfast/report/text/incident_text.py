@@ -26,7 +26,7 @@ HAPPENED: Final[Mapping[str, str]] = {
     "worker-sigkill": "was killed (SIGKILL)",
     "worker-oom-killed": "was killed by the kernel: out of memory",
     "worker-exit-code": "exited with an error status",
-    "worker-exit-early": "exited before its steps were done",
+    "worker-exit-early": "exited before its work was done",
     "worker-exception": "raised an exception",
     "worker-peer-lost": "failed because another rank went away",
     "worker-gpu-out-of-memory": "ran out of GPU memory",

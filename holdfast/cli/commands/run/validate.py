@@ -54,7 +54,8 @@ def summary(job: TrainingJob, cluster: Cluster) -> str:
     spare = f" and {job.spare_nodes} spare" if job.spare_nodes else ""
     least = f", at least {job.min_nodes}" if job.min_nodes < job.max_nodes else ""
     what = job.script or (f"python -m {job.module}" if job.module else (job.command or [""])[0])
-    where = f"{plural(job.max_nodes, 'node')}{spare} of cluster '{cluster.name}'{least}"
+    place = "(this machine)" if cluster.kind == "local" else f"of cluster '{cluster.name}'"
+    where = f"{plural(job.max_nodes, 'node')}{spare} {place}{least}"
     number, allocated = allocation(), ""
     ranks = f"{plural(job.nproc_per_node, 'rank')} each" if isinstance(job.nproc_per_node, int) else f"ranks by `{job.nproc_per_node}`"
     if number and cluster.kind == "local":
