@@ -141,7 +141,7 @@ def test_a_valid_job_file_is_summarized(here: Command, files: Any) -> None:
     """Status 0, and what would run."""
     done = here("validate", files(JOB + "nnodes: 2\nspare_nodes: 1\nnproc_per_node: 2\n"))
     assert done.returncode == 0
-    assert mentions(done.stdout, "job.yaml", "'a'", "train.py", "2 nodes", "1 spare", "'local'", "2 ranks")
+    assert mentions(done.stdout, "job.yaml", "'a'", "train.py", "2 nodes", "1 spare", "(this machine)", "2 ranks")
 
 
 @pytest.mark.parametrize(("words", "kinds"), [([], ".html"), (["--profile"], ".png")], ids=["page", "profile"])
