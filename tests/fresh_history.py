@@ -14,6 +14,7 @@ from holdfast.history.store import History
 
 def fresh_history(file: Path) -> History:
     """Open an empty history in *file*, which does not exist yet."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     file.touch(mode=0o600, exist_ok=False)
     file.write_bytes(_empty())
     return History.open(f"sqlite:///{file}")
