@@ -166,6 +166,7 @@ def test_a_script_that_cannot_start_fails_before_a_temporary_server_runs(silent:
     gone(silent)
 
 
+@pytest.mark.long
 def test_with_a_server_the_same_is_a_failed_flow_run_with_its_incident(place: Place, prefect_server: PrefectServer) -> None:
     """The launcher finds the fault, and the flow reports that the job failed."""
     status, said = place.done("run", place.job("fails-first", "import no_such_module\n"))
