@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
+from holdfast.detectors.catalogue import CATALOGUE, NODE_EVENTS
 from holdfast.detectors.evidence import Unknown
 
 P = TypeVar("P")
@@ -77,6 +78,11 @@ class FaultFinding:
     """When it began (seconds since 1970), if the evidence says so."""
     source: str = ""
     """Who reported it, if that is not the instrument that its part of a reading comes from."""
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether its line can only mean this fault; an event may be of anybody."""
+        return self.source != NODE_EVENTS and CATALOGUE[self.kind].proves(self.quote)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

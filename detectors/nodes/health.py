@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from holdfast.detectors.catalogue import CATALOGUE, DCGM, KERNEL_LOG, NODE_CONDITIONS, NODE_EVENTS, Fault
+from holdfast.detectors.catalogue import DCGM, KERNEL_LOG, NODE_CONDITIONS, Fault
 from holdfast.detectors.evidence import NOT_REQUESTED, HangLimits, Unknown
 from holdfast.detectors.nodes.dcgm import judge_dcgm
 from holdfast.detectors.nodes.findings import THRESHOLDS, FaultFinding, ReadingPair, Thresholds
@@ -65,14 +65,9 @@ def fault_findings(now: NodeReading, before: NodeReading | None = None, limits: 
     first: dict[tuple[str, str], tuple[str, FaultFinding]] = {}
     for source, finding in seen:  # NVML and the kernel log report one fault in different words
         known = first.setdefault((finding.kind, finding.part), (source, finding))
-        if source in _QUOTED and known[0] in _QUOTED and not _proves(known[1]) and _proves(finding):
+        if source in _QUOTED and known[0] in _QUOTED and not known[1].is_proof and finding.is_proof:
             first[finding.kind, finding.part] = source, finding
     return list(first.values())
-
-
-def _proves(finding: FaultFinding) -> bool:
-    """Return whether the line of *finding* can only mean this fault, and who reports it can know."""
-    return finding.source != NODE_EVENTS and CATALOGUE[finding.kind].proves(finding.quote)
 
 
 def _fault(seen: FaultFinding, now: NodeReading, source: str) -> Fault:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from holdfast.agent.monitor.nvml_events import ChildReaper
-from holdfast.detectors.catalogue import CATALOGUE
 from holdfast.detectors.codec import BLIND, MalformedData, packed, unpacked
 from holdfast.detectors.evidence import Unknown
 from holdfast.detectors.nodes.findings import FaultFinding
@@ -218,4 +217,4 @@ class LineChecks:
 
 
 def _key(found: FaultFinding) -> tuple[str, str, str]:
-    return found.kind, found.part, found.quote if CATALOGUE[found.kind].proves(found.quote) else ""
+    return found.kind, found.part, found.quote if found.is_proof else ""

@@ -6,7 +6,7 @@ import logging
 import math
 from typing import Final
 
-from holdfast.detectors.catalogue import CATALOGUE, NODE_EVENTS, Certainty
+from holdfast.detectors.catalogue import Certainty
 from holdfast.detectors.evidence import NOT_REQUESTED, Unknown
 from holdfast.detectors.nodes.findings import FaultFinding
 from holdfast.detectors.nodes.kubernetes import judge_conditions, judge_events
@@ -28,8 +28,8 @@ Key = tuple[str, str]
 
 
 def certainty_of(found: FaultFinding) -> Certainty:
-    """Return how much the line of *found* says of the fault; an event may be of anybody."""
-    return Certainty.PROOF if found.source != NODE_EVENTS and CATALOGUE[found.kind].proves(found.quote) else Certainty.LINE
+    """Return how much the line of *found* says of the fault."""
+    return Certainty.PROOF if found.is_proof else Certainty.LINE
 
 
 class ConditionWatch:

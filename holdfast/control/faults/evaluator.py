@@ -78,10 +78,10 @@ class FaultEvaluator:
             exits = (one for one in new if isinstance(one, WorkerExit) and one.code == 0 and one.finished)
             self._finished += [one for one in exits if not self._state.ranks[one.rank].managed]
             first = min(self._finished, key=lambda one: one.at, default=None)
-            lost = [fault for fault in self._faults if fault.kind == PEER_LOST.id and fault.rank is not None]
-            if first is not None and (by := {fault.rank for fault in lost if fault.at > first.at - SAME_TIME} - {None, first.rank}):
+            lost = {fault.rank: fault.at for fault in self._faults if fault.kind == PEER_LOST.id and fault.rank is not None}
+            if first is not None and (by := [rank for rank, at in lost.items() if rank != first.rank and at > first.at - SAME_TIME]):
                 self._first_missed = True
-                return [replace(first, finished=False, missed_by=tuple(sorted(rank for rank in by if rank is not None)))]
+                return [replace(first, finished=False, missed_by=tuple(sorted(by)))]
         return []
 
     def is_stalled(self, limits: HangLimits, *, steps_expected: bool) -> bool:
