@@ -165,18 +165,20 @@ def _of(incident: DcgmIncident, now: DcgmReading) -> Iterator[FaultFinding]:
         if error.kind:
             named = match.groupdict().get("gpu")
             bus = _bus(incident, named, now)
-            part = f"GPU {bus}" if bus else f"DCGM {incident.entity}"
-            yield FaultFinding(kind=_kind(error, incident, bus=bus), part=part, quote=_words(incident, incident.message[match.start() :]))
+            kind = _kind(error, incident, bus=bus)
+            yield FaultFinding(kind=kind, part=_part(incident, bus), quote=_words(incident, incident.message[match.start() :]))
     if not found or (incident.health == FAILURE and not any(error.fails for error, _ in found)):
-        bus = _bus(incident, None, now)
-        part = f"GPU {bus}" if bus else f"DCGM {incident.entity}"
-        yield FaultFinding(kind=WARNING_KIND, part=part, quote=_words(incident, incident.message))
+        yield FaultFinding(kind=WARNING_KIND, part=_part(incident, _bus(incident, None, now)), quote=_words(incident, incident.message))
 
 
 def _bus(incident: DcgmIncident, named: str | None, now: DcgmReading) -> str:
     """Return the address of the GPU of an incident; empty where report and message disagree, or the node has no such GPU."""
     kind, _, number = incident.entity.partition(" ")
     return now.gpus.get(number, "") if kind == "GPU" and named in {None, number} else ""
+
+
+def _part(incident: DcgmIncident, bus: str) -> str:
+    return f"GPU {bus}" if bus else f"DCGM {incident.entity}"
 
 
 def _kind(error: DcgmError, incident: DcgmIncident, *, bus: str) -> str:
