@@ -144,7 +144,7 @@ class TemporaryServer:
         self.environment = with_added(self._base_environment, QUIET) | ours
         with open(self.log, "ab", opener=_privately) as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self._port)],
+                [sys.executable, "-m", "holdfast.prefect.serve", "--host", "127.0.0.1", "--port", str(self._port)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

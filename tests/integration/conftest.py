@@ -90,7 +90,7 @@ def prefect_server_in(place: Path, places: pytest.TempPathFactory, database: Pat
         "HOLDFAST_KERNEL_LOG": os.environ["HOLDFAST_KERNEL_LOG"],
         "HOLDFAST_HOME": str(places.mktemp("h")),
     }
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", port]
+    command = [sys.executable, "-m", "holdfast.prefect.serve", "--host", "127.0.0.1", "--port", port]
     with shared_server(place, command, own, lambda: answers(url), START_SECONDS):
         yield PrefectServer(url=url, environment=environment)
 

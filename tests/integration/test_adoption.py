@@ -224,7 +224,7 @@ def test_a_job_goes_on_and_recovers_while_the_prefect_server_is_dead(
     port = free_port()
     url = f"http://127.0.0.1:{port}/api"
     environment = prefect_server.environment | {"PREFECT_HOME": str(tmp_path), "PREFECT_API_URL": url}
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-m", "holdfast.prefect.serve", "--host", "127.0.0.1", "--port", str(port)]
     with (tmp_path / "server.log").open("wb") as log:
         server = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     try:

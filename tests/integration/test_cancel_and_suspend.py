@@ -389,7 +389,7 @@ class OwnServer:
 
     def starts(self) -> None:
         """Start it, and wait until it answers."""
-        command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
+        command = [sys.executable, "-m", "holdfast.prefect.serve", "--host", "127.0.0.1", "--port", str(self.port)]
         with (self.place / "server.log").open("ab") as out:
             self.process = subprocess.Popen(
                 command, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
