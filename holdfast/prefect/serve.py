@@ -18,8 +18,13 @@ import aiosqlite
 
 
 def close_failed_cursors() -> None:
-    """Have each cursor of aiosqlite whose operation fails closed at once, in the thread of its connection."""
-    run: Callable[..., Awaitable[object]] = aiosqlite.Cursor._execute  # noqa: SLF001 (all that a cursor does goes through it)
+    """Have each cursor of aiosqlite whose operation fails closed at once, in the thread of its connection.
+
+    All that a cursor of aiosqlite 0.17 to 0.22 does goes through one method; a version without it is left as it is.
+    """
+    run: Callable[..., Awaitable[object]] | None = getattr(aiosqlite.Cursor, "_execute", None)
+    if run is None:
+        return
 
     async def run_or_close(self: aiosqlite.Cursor, fn: Callable[..., object], *args: object, **kwargs: object) -> object:
         try:
