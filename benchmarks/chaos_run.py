@@ -216,7 +216,7 @@ class ChaosRun:
         try:
             if calm.ends(600.0) != 0 or calm.incidents():
                 raise Broken(f"the undisturbed run failed, state {calm.state()}\n{calm.logs()}")
-            curves = [{row.step: row.loss for row in queries.curve(one.history, one.row.id)} for one in (job, calm)]
+            curve, whole = ({row.step: row.loss for row in queries.curve(one.history, one.row.id)} for one in (job, calm))
             noted = [losses(one) for one in (job, calm)]
         finally:
             calm.close()
@@ -230,8 +230,9 @@ class ChaosRun:
             "losses_not_noted": last * job.ranks - len(noted[0]),
             "losses_differ": len(differing),
             "losses_differ_at": differing[:10],
-            "history_without": sorted(every - curves[0].keys()),
-            "history_differs_at": sorted(step for step in every & curves[0].keys() if curves[0][step] != curves[1].get(step)),
+            "history_without": sorted(every - curve.keys()),
+            "history_without_loss": sorted(step for step, loss in curve.items() if loss is None),  # lost with rank 0
+            "history_differs_at": sorted(step for step, loss in curve.items() if loss is not None and loss != whole.get(step)),
             "bit_equal": results[0] is not None and results[0] == results[1],
         }
 
@@ -287,6 +288,7 @@ def promises(found: dict[str, Any]) -> dict[str, int]:
     """Return how often each guarantee was broken."""
     return {
         "committed steps lost": found["steps_lost"] + found["losses_differ"],
+        "losses of the history that differ": len(found["history_differs_at"]),
         "parameters that differ": 0 if found["bit_equal"] else 1,
         "nodes wrongly isolated": len(found["nodes_isolated"]),
         "processes left over": len(found["processes_left"]),

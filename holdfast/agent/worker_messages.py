@@ -259,7 +259,9 @@ class WorkerMessages:
                 if bad and not before:
                     self._report("worker.loss", worker, step=step, loss=loss)
         if worker.rank == self._workers.first:
-            self._steps.add(of, FinishedStep(step, now, seconds, loss, samples, tokens))
+            # It was another's place where the job continues without a lower rank: that one's loss of the step was not this one's.
+            known = loss if of == worker.generation or worker.was_first else None
+            self._steps.add(of, FinishedStep(step, now, seconds, known, samples, tokens))
 
     def on_section(self, worker: Worker, name: Text, begin: Flag, limit_s: Seconds | None) -> None:
         """Note the begin or end of a declared section for the heartbeats; an event for each would fill the event log."""

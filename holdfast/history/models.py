@@ -363,7 +363,7 @@ class Phase(SQLModel, table=True):
 
 
 class StepRecord(SQLModel, table=True):
-    """A step that rank 0 reported."""
+    """A step, as the lowest rank reported it: rank 0, unless the job continues without it."""
 
     __tablename__: ClassVar[Any] = "step"
     __table_args__ = (Index("ix_step_job_at", "job_id", "at"),)
@@ -373,6 +373,7 @@ class StepRecord(SQLModel, table=True):
     at: float
     seconds: float
     loss: float | None = Field(default=None, sa_type=Real)
+    """That rank's own; empty if the script reports none, or the rank was lost before it could report it: other ranks have other losses."""
     samples: int | None = Field(default=None, sa_type=BigInteger)
     """Samples that all ranks computed in this step, or since the one reported before; empty if the script does not report them."""
     tokens: int | None = Field(default=None, sa_type=BigInteger)

@@ -152,7 +152,8 @@ class Session(AbstractContextManager["Session"]):
         self.steps_done: int = 0
         """Number of steps that are done, over the whole job: the number of the last step that ended; 0 before the first."""
         self.loss: float | None = None
-        """Loss of that step, as given to `Step.end` or `Session.step`."""
+        """Loss of that step, as given to `Step.end` or `Session.step`. With managed groups it is NaN where this process does not know it:
+        it took its rank after that step, or the step ended without a loss."""
         self.saved: int | None = None
         """Last step with a complete checkpoint, as far as this process knows. It learns of a checkpoint that is written while training
         continues when the next one is due."""
@@ -533,7 +534,7 @@ class Session(AbstractContextManager["Session"]):
             if recovery.warming_up or not recovery.end(number):
                 return
             loss = None if recovery.damaged else loss  # it was summed after the vote, without a peer that was lost meanwhile
-            recovery.last = loss, seconds
+            recovery.step_seconds = seconds
         self.steps_done, self.loss = number, loss if loss is not None or recovery is None else math.nan
         timing = self._step_timer.end() if recovery is not None else None
         snapshot = self._stats.stats(self._snapshotter, link().generation)
@@ -708,10 +709,10 @@ class Session(AbstractContextManager["Session"]):
             self._apply_generators()
         self.steps_done = recovery.live
         link().resumed(self.steps_done, self.resumed_from if result["checkpoint"] is not None else None)
-        if is_new and self.steps_done and result.get("last"):
-            loss, seconds = result["last"]  # the process before may have exited before it could report its last step
-            self.loss = math.nan if loss is None else loss
-            link().beat(self.steps_done, loss, seconds, self._until)
+        if is_new and self.steps_done and result["checkpoint"] is None:
+            self.loss = math.nan  # only the process before knew it
+            if (seconds := result.get("seconds")) is not None:  # that process may have exited before it could report its last step
+                link().beat(self.steps_done, None, seconds, self._until)
 
     # -- restoring ----------------------------------------------------------------------------------------------------
 

@@ -300,6 +300,23 @@ def test_messages_before_a_regroup_belong_to_the_old_generation(team: Team) -> N
     assert team.flow.wait("steps", generation=1)
 
 
+def test_a_step_of_the_lost_lowest_rank_does_not_get_the_loss_of_the_next_lowest(team: Team) -> None:
+    """Rank 1 is the lowest rank of generation 2, and finishes a step of generation 1 after that began: it was rank 0's to report."""
+    team.train(0, 1)
+    os.kill(team.flow.pid(1), signal.SIGSTOP)
+    late = {"t": "beat", "step": 2, "seconds": 0.1, "loss": 0.75}
+    team.flow.ok("forward", ranks=[1], hot_spares=[], message={"do": "say", "what": [late]})
+    team.abandon(1, kill=[0], lost=[0])
+    assert team.regroup(2, kept(1))["ok"]
+    os.kill(team.flow.pid(1), signal.SIGCONT)
+
+    def steps() -> list[tuple[int, int, float | None]]:
+        return [(one["generation"], step[0], step[3]) for one in team.flow.events for step in one.get("steps", ())]
+
+    team.flow.until(lambda: (2, 20, 0.5) in steps())
+    assert steps() == [(1, 1, 0.5), (1, 2, None), (2, 20, 0.5)]
+
+
 def test_a_generation_that_was_overtaken_is_not_taken_for_the_next(team: Team) -> None:
     """A worker that resumes in one when another has begun is still to resume in that one."""
     team.train(0)

@@ -41,7 +41,7 @@ class Recorded:
         known = {"rank": MEMBERSHIP[node][0], "generation": generation or self.run.generations.number, "at": 1.0, "pid": 7}
         event_table.take(self.run.handlers, node, {"event": name, **known, **facts})
 
-    def steps(self, *steps: tuple[int, float]) -> None:
+    def steps(self, *steps: tuple[int, float | None]) -> None:
         """Have rank 0 report steps and their losses."""
         self.receives("steps", steps=[[step, 1.0, 0.1, loss] for step, loss in steps])
 
@@ -63,25 +63,37 @@ def recorded(tmp_path: Path) -> Iterator[Recorded]:
 
 
 def test_the_step_that_all_resume_from_keeps_the_loss_of_the_rank_that_computed_it(recorded: Recorded) -> None:
-    """The process that took rank 0 has another rank's loss of that step, which is not computed again."""
+    """The process that took rank 0 does not know its loss of that step, which is not computed again."""
     recorded.steps((1, 0.5), (2, 0.25))
     recorded.begin(2)
     recorded.receives("resumed", step=2)
-    recorded.steps((2, 0.75), (3, 0.125))
+    recorded.steps((2, None), (3, 0.125))
     assert recorded.curve() == [(1, 0.5), (2, 0.25), (3, 0.125)]
     assert recorded.twice() == 0
 
 
 def test_a_step_that_rank_0_could_not_report_is_recorded_from_its_successor(recorded: Recorded) -> None:
-    """The history has no gap where rank 0 died before its report; also after a rollback from a later step."""
+    """The history has the step, without a loss, where rank 0 died before its report; also after a rollback from a later step."""
     recorded.steps((1, 0.5), (2, 0.25), (3, 0.2))
     recorded.begin(2)
     recorded.receives("resumed", step=1)
     recorded.steps((2, 0.3))
     recorded.begin(3)
     recorded.receives("resumed", step=3)
-    recorded.steps((3, 0.75), (4, 0.1))
-    assert recorded.curve() == [(1, 0.5), (2, 0.3), (3, 0.75), (4, 0.1)]
+    recorded.steps((3, None), (4, 0.1))
+    assert recorded.curve() == [(1, 0.5), (2, 0.3), (3, None), (4, 0.1)]
+
+
+def test_a_loss_that_arrives_after_the_report_of_the_successor_is_recorded(recorded: Recorded) -> None:
+    """The agent of the lost rank 0 sends what it could not send before, once: the step is not one that was computed twice."""
+    recorded.steps((1, 0.5))
+    recorded.begin(2)
+    recorded.receives("resumed", step=2)
+    recorded.steps((2, None), (3, 0.125))
+    assert recorded.curve() == [(1, 0.5), (2, None), (3, 0.125)]
+    recorded.receives("replay", events=[{"event": "steps", "generation": 1, "at": 2.0, "steps": [[2, 1.0, 0.1, 0.25]]}])
+    assert recorded.curve() == [(1, 0.5), (2, 0.25), (3, 0.125)]
+    assert recorded.twice() == 0
 
 
 def test_a_step_that_is_computed_again_replaces_the_first(recorded: Recorded) -> None:
@@ -100,7 +112,7 @@ def test_replayed_events_add_nothing_when_a_controller_reattaches(recorded: Reco
     recorded.begin(3)
     recorded.handlers.remember(2, {1: 0, 2: 2})
     recorded.receives("steps", 1, steps=[[1, 1.0, 0.1, 0.5], [2, 1.0, 0.1, 0.25]])
-    recorded.receives("steps", 2, steps=[[2, 1.0, 0.1, 0.75], [3, 1.0, 0.1, 0.125]])
+    recorded.receives("steps", 2, steps=[[2, 1.0, 0.1, None], [3, 1.0, 0.1, 0.125]])
     assert recorded.curve() == [(1, 0.5), (2, 0.25), (3, 0.125)]
 
 

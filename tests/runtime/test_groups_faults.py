@@ -199,6 +199,20 @@ def test_a_loss_summed_up_after_the_vote_is_right_or_not_reported(job: Job, undi
     assert [result["model"] for result in ended.results] == [result["model"] for result in undisturbed_run.results]
 
 
+def test_a_process_that_takes_a_rank_does_not_report_the_loss_of_another(job: Job) -> None:
+    """Rank 0 dies after it applied step 7, before it reports its loss: only it knew that, and each other rank reports its own."""
+    flow = job("own", ranks=2, stride=1, chaos=[fault(0, "applied", 7)])
+    flow.until_dead(0)
+    flow.regroup([0])
+    assert {one["step"] for one in flow.mended()} == {7}
+    ended = flow.finish()
+    assert ended.status == [0, 0], flow.logs()
+    first, second = ended.losses
+    assert [step for step, loss in first.items() if loss is None] == [7]
+    assert None not in second.values()
+    assert all(first[step] != second[step] for step in range(1, UNTIL + 1))
+
+
 @pytest.mark.parametrize(("lost", "options"), [(0, []), (1, ["fused"])], ids=["foreach", "fused"])
 def test_tensors_keep_their_memory_layout_in_a_transfer(
     workers: Workers, tmp_path_factory: pytest.TempPathFactory, job: Job, lost: int, options: list[str]

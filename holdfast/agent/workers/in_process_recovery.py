@@ -195,6 +195,9 @@ class InProcessRecovery:
             if worker not in taken.values():
                 worker.ordered, worker.leave_by = True, time.monotonic() + table.leave
                 workers.leavers.append(worker)
+        for worker in taken.values():
+            if worker.former is None:
+                worker.was_first = worker.hot_spare is None and worker.rank == workers.first
         workers.enter(table.generation, table.membership)
         workers.workers = dict(taken)
         for rank, worker in taken.items():

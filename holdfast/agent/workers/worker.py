@@ -119,6 +119,8 @@ class Worker:
     """Messages for it that wait for its hello."""
     former: int | None = None
     """The generation it was kept from, until it has resumed in the new one."""
+    was_first: bool = False
+    """It had the lowest rank of the job in the generation it was kept from, or where that came to nothing, in the one before."""
     ahead: int | None = None
     """The generation it has switched to by itself; its messages wait until that is recorded here."""
     deferred: deque[tuple[ClientConnection, Message]] = field(default_factory=lambda: deque(maxlen=MAX_DEFERRED))

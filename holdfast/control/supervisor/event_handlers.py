@@ -110,6 +110,8 @@ class EventHandlers:
     _saved: int = 0
     _newest: int = 0
     """The step that was recorded last, of any generation."""
+    _unknown: tuple[int, int] = 0, 0
+    """The generation and step of the newest row whose loss only a lost process knew."""
     _resumed: dict[int, int] = field(default_factory=dict)
     """Generation to the step that it resumed from, as an earlier controller recorded it."""
     _complete: BoundedDict[str, int] = field(default_factory=lambda: BoundedDict(REMEMBERED))
@@ -196,20 +198,25 @@ class EventHandlers:
     def _record_steps(self, node: str, event: Steps) -> None:
         generation = event.generation
         for step, at, seconds, loss, samples, tokens in event.steps:
-            if self._is_new(generation, step) and self._steps.allows(node):
+            if (generation + 1, step) == self._unknown:  # what the lost process reported arrives after its successor's report
+                key = (self.log.job.id, generation + 1, step)
+                self.log.recorder.amend(models.StepRecord, key, loss=loss, samples=samples, tokens=tokens)
+            elif self._is_new(generation, step) and self._steps.allows(node):
                 row = models.StepRecord(job_id=self.log.job.id, generation=generation, step=step, at=at, seconds=seconds, loss=loss)
                 row.samples, row.tokens = samples, tokens
                 self.log.recorder.add(row)
                 self.generations.trained = True
                 self._newest = step if generation == self.generations.number else self._newest
+                if loss is None and step == self.generations.state.resumed_step():
+                    self._unknown = generation, step
         if generation == self.generations.number:
             self._recorded = max(self._recorded, event.steps[-1][0])
 
     def _is_new(self, generation: int, step: int) -> bool:
         """Return whether *step* is a new one: a process that takes over rank 0 reports the step from which all resume once more.
 
-        Its predecessor may have died before it reported that step. If it has reported it, that report stays: the new process has the loss
-        of another rank.
+        Its predecessor may have died before it reported that step. If it has reported it, that report stays: the new process does not know
+        the loss.
         """
         if generation < self.generations.number:  # received again by a controller that reattached
             return step > self._resumed.get(generation, 0)

@@ -99,8 +99,8 @@ class RecoveryManager:
         """The last step that this rank has applied."""
         self.new = False
         """This process takes a place in a generation that others are in already."""
-        self.last: tuple[float | None, float] = (None, 0.0)
-        """Loss and seconds of the last step, for processes that did not compute it."""
+        self.step_seconds = 0.0
+        """Seconds of the last step, for processes that did not compute it."""
         self.facts: dict[str, Any] = {}
         """What all ranks know of each other: shards, groups, roles; gathered once, sent to new processes."""
         self._checkpoints = checkpoints
@@ -309,7 +309,8 @@ class RecoveryManager:
     def recover(self) -> RecoveryResult:
         """Enter the next generation with the state of the step that all continue from; return that step.
 
-        The result names a ``checkpoint`` to load, if that is needed, and ``last``, loss and seconds of the step, where they are known.
+        The result names a ``checkpoint`` to load, if that is needed, and the ``seconds`` of the step, where they are known. Its loss is not
+        among them: each rank has its own, and that of a lost rank is lost with it.
         """
         if self.agreed.switch:
             number, self.agreed.switch = self.agreed.switch, 0
@@ -485,7 +486,7 @@ class RecoveryManager:
         clock.lap("groups")
         size, took = (0, 0.0) if found.checkpoint else self._restore(found, generation)
         clock.lap("load")
-        knows = not self.new and self.live == found.step  # the loss of the step that all continue from
+        knows = not self.new and self.live == found.step  # how long the step took that all continue from
         self.live = self._step = found.step
         if found.checkpoint or found.roll_back or found.from_memory:  # steps were given up: a new lineage begins
             self.lineage = generation.number
@@ -493,14 +494,14 @@ class RecoveryManager:
         else:
             self.lineage = found.lineage
         membership.exchange_records()
-        result: RecoveryResult = {"checkpoint": found.step if found.checkpoint else None, "step": found.step, "last": None}
+        result: RecoveryResult = {"checkpoint": found.step if found.checkpoint else None, "step": found.step, "seconds": None}
         if found.checkpoint:
             control_tree.reduce(0, max)
         else:  # so that a new backup rank has the rank state before anything can happen to the protected one
-            mine: dict[str, Any] = {"ok": True, "last": [generation.rank, *self.last] if knows else None}
+            mine: dict[str, Any] = {"ok": True, "seconds": self.step_seconds if knows else None}
             self._sent_state = self.training.rank_state()
-            votes = control_tree.vote(mine, _merge_votes, {"ok": False, "last": None}, self._packed(self._sent_state), self._keep)
-            result["last"] = votes["last"][1:] if votes["last"] else None
+            votes = control_tree.vote(mine, _merge_votes, {"ok": False, "seconds": None}, self._packed(self._sent_state), self._keep)
+            result["seconds"] = votes["seconds"]
         differs = self._differences(rendezvous, notes)
         membership.enter(generation)
         membership.renew()
@@ -644,8 +645,8 @@ def _merge_votes(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Merge two votes for a step, or two confirmations of a recovery."""
     both = (one, other)
     merged = {"ok": one["ok"] and other["ok"]}
-    if "last" in one:  # that of the lowest rank
-        return merged | {"last": min((each["last"] for each in both if each["last"]), key=lambda last: last[0], default=None)}
+    if "seconds" in one:
+        return merged | {"seconds": max((each["seconds"] for each in both if each["seconds"] is not None), default=None)}
     return merged | {
         "switch": min(one["switch"], other["switch"]),
         "facts": one["facts"] and other["facts"],

@@ -1,6 +1,7 @@
 """Plain data parallelism under DDP, with everything that must not be lost: dropout, a scheduler, a shuffled position in the data.
 
-Options, among others: ``on=KIND`` (see `RankDevice`), ``compile=BACKEND`` (train what torch.compile makes of the model).
+Options, among others: ``on=KIND`` (see `RankDevice`), ``compile=BACKEND`` (train what torch.compile makes of the model), ``own`` (each
+rank reports its own loss, not that of all).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ with holdfast.session(model=model, optimizer=optimizer, schedulers=scheduler, da
         loss.backward()
         reach("backward", step.number)
         reported = loss.detach().clone()
-        if "late" not in options:
+        if not options & {"late", "own"}:
             dist.all_reduce(reported)
         optimizer.step()
         reach("applied", step.number)

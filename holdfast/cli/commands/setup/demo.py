@@ -55,12 +55,14 @@ class Proof:
 
     parameters: bool
     losses: bool
+    unknown: int
+    """Steps whose loss was lost with rank 0: its node was powered off before it could report it."""
     steps: int
     digest: str
 
     @property
     def bit_equal(self) -> bool:
-        """Return whether both runs ended with equal parameters and had equal losses at every step."""
+        """Return whether both runs ended with equal parameters and had equal losses at every step where both are known."""
         return self.parameters and self.losses and self.steps == STEPS
 
 
@@ -247,11 +249,13 @@ def _inject(job: str, injected: list[Injection]) -> None:
 
 def _prove(history: History, calm: Job, broken: Job, folder: Path) -> Proof:
     ends = [json.loads((folder / f"{job.name}.json").read_text()) for job in (calm, broken)]
-    curves = [{row.step: row.loss for row in queries.curve(history, job.id)} for job in (calm, broken)]
+    undisturbed, curve = ({row.step: row.loss for row in queries.curve(history, job.id)} for job in (calm, broken))
+    known = {step: loss for step, loss in curve.items() if loss is not None}
     return Proof(
         parameters=ends[0]["parameters_sha256"] == ends[1]["parameters_sha256"],
-        losses=curves[0] == curves[1] and None not in curves[0].values(),
-        steps=len(curves[1]),
+        losses=curve.keys() == undisturbed.keys() and None not in undisturbed.values() and known.items() <= undisturbed.items(),
+        unknown=len(curve) - len(known),
+        steps=len(curve),
         digest=ends[1]["parameters_sha256"],
     )
 
@@ -303,7 +307,8 @@ def _show(recoveries: list[Recovery], snapshots: list[models.Snapshots], no_snap
     echo(f"   In-memory snapshots: {memory.overhead(snapshots) if snapshots else no_snapshots or 'none'}.")
     yes = {True: "equal", False: "NOT EQUAL"}
     echo("\n4. The proof")
-    echo(f"   loss at each of {proof.steps} steps: {yes[proof.losses]}")
+    unknown = f" (lost with rank 0 before it was reported: {proof.unknown})" if proof.unknown else ""
+    echo(f"   loss at each of {proof.steps} steps: {yes[proof.losses]}{unknown}")
     echo(f"   parameters at the end: {yes[proof.parameters]} (sha256 {proof.digest[:16]}...)")
 
 
