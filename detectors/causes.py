@@ -243,7 +243,7 @@ _RANKS: Final = re.compile(
     r"(?i)\b(?:remote rank|peer rank|from rank|to rank|rank\(s\)|dead ranks?|missing ranks?|peer)[ :=]+"
     rf"\[?(?P<ranks>{_NUMBERS})\b(?![.<:\w])"
     rf"|\branks? \[?(?P<failed>{_NUMBERS})\]? "
-    r"(?:failed to pass|did not (?:arrive|come|join|call)|not respond|is dead|has not joined)"
+    r"(?:failed to pass|did not (?:arrive|come|join|call)|not respond|(?:is|are) (?:dead|lost)|has not joined)"
 )
 
 

@@ -16,6 +16,7 @@ from xml.sax.saxutils import escape
 
 from holdfast import paths
 from holdfast.history import History, queries
+from holdfast.plurals import plural
 from holdfast.report import write_atomically
 from holdfast.report.pages import recoveries
 from holdfast.report.pages.charts import loss, timeline
@@ -88,14 +89,14 @@ def picture(faulty: JobHistory, undisturbed: JobHistory) -> str:
 
 
 def _headline(faulty: JobHistory) -> str:
-    return f"{wording.plural(len(faulty.cases), 'fault')} in {wording.duration(faulty.wall_seconds)} of training"
+    return f"{plural(len(faulty.cases), 'fault')} in {wording.duration(faulty.wall_seconds)} of training"
 
 
 def _sentences(faulty: JobHistory, undisturbed: JobHistory) -> list[str]:
     """Return what happened, and what was lost."""
     happened = "; ".join(f"{case.incident.number}: {incident_text.brief(incident_text.what(case), 60)}" for case in faulty.cases)
     costs = faulty.losses
-    lost = f"Lost: {wording.plural(costs.steps_lost or 0, 'step')}, {wording.duration(costs.downtime_s)} of downtime in all."
+    lost = f"Lost: {plural(costs.steps_lost or 0, 'step')}, {wording.duration(costs.downtime_s)} of downtime in all."
     if _losses_by_step(faulty) == _losses_by_step(undisturbed):
         lost += f" The loss of all {len(_losses_by_step(faulty))} steps equals that of a run without faults."
     return [happened, lost]

@@ -68,6 +68,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, dataclass_transform
 
+from holdfast.plurals import plural
+
 MAX_QUOTED: Final = 120
 """Characters of a user's input that a message repeats."""
 
@@ -130,7 +132,7 @@ class BadFile(OperatorError):
     problems: tuple[Problem, ...]
 
     def __str__(self) -> str:
-        return "\n".join([f"{self.path}: {len(self.problems)} problem(s)", *(f"  {problem}" for problem in self.problems)])
+        return "\n".join([f"{self.path}: {plural(len(self.problems), 'problem')}", *(f"  {problem}" for problem in self.problems)])
 
 
 class BadParameters(OperatorError):
@@ -196,7 +198,7 @@ class NotEnoughNodes(OperatorError):
     def __str__(self) -> str:
         detail = f" ({self.detail})" if self.detail else ""
         return (
-            f"the job needs {self.wanted} node(s), but cluster '{self.cluster}' has {self.free} free{detail}. "
+            f"the job needs {plural(self.wanted, 'node')}, but cluster '{self.cluster}' has {self.free} free{detail}. "
             "Lower `nnodes` or `spare_nodes`, or add nodes to the cluster; `holdfast node ls` lists them."
         )
 
@@ -337,7 +339,8 @@ class TooFewHealthyNodes(OperatorError):
 
     def __str__(self) -> str:
         detail = f": {self.detail}" if self.detail else ""
-        return f"cluster '{self.cluster}' has {self.healthy} healthy node(s), and {self.wanted} are required{detail}"
+        required = f"{self.wanted} {'is' if self.wanted == 1 else 'are'} required"
+        return f"cluster '{self.cluster}' has {plural(self.healthy, 'healthy node')}, and {required}{detail}"
 
 
 class CapacityTimeout(OperatorError):
@@ -350,7 +353,8 @@ class CapacityTimeout(OperatorError):
     detail: str
 
     def __str__(self) -> str:
-        return f"after {self.waited} cluster '{self.cluster}' has {self.free} free node(s) of the {self.wanted} required ({self.detail})"
+        free = plural(self.free, "free node")
+        return f"after {self.waited} cluster '{self.cluster}' has {free} of the {self.wanted} required ({self.detail})"
 
 
 class BurnInFailed(OperatorError):
@@ -360,7 +364,8 @@ class BurnInFailed(OperatorError):
     failures: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{len(self.failures)} node(s) of cluster '{self.cluster}' did not pass the burn-in: {'; '.join(self.failures)}"
+        failed = plural(len(self.failures), "node")
+        return f"{failed} of cluster '{self.cluster}' did not pass the burn-in: {'; '.join(self.failures)}"
 
 
 class NoCheckpoint(OperatorError):

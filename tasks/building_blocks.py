@@ -20,13 +20,14 @@ from holdfast.checkpoints.inventory import CheckpointInfo, latest
 from holdfast.errors import BurnInFailed, TooFewHealthyNodes
 from holdfast.evaluation import Evaluation, Program, command_of, evaluate
 from holdfast.history import History, queries
+from holdfast.plurals import plural
 from holdfast.prefect_client.named_clusters import cluster_name, resolve_cluster
 from holdfast.probe.burn_in.repair import BurnInReport, open_repair, run_burn_in
 from holdfast.probe.health.capacity import Capacity, open_capacity_check, wait_for
 from holdfast.probe.health.checkup import ClusterHealth, open_checkup
 from holdfast.probe.health.checkup import cluster_health as health_of
 from holdfast.probe.sweep import DEADLINE
-from holdfast.report.text.wording import listing, plural
+from holdfast.report.text.wording import listing
 from holdfast.spec import Cluster
 from holdfast.stored_job import checkpoint_directory
 from holdfast.tasks import probe, repair

@@ -12,11 +12,12 @@ from prefect.states import Completed
 
 from holdfast.detectors.nodes.probe_result import UnansweredProbe
 from holdfast.detectors.nodes.readings import NodeReading
+from holdfast.plurals import plural
 from holdfast.prefect_client.events import emit_nodes
 from holdfast.probe.health import Checkup
 from holdfast.probe.registry import registered
 from holdfast.report.text.node_text import MOST_NAMED, changes_in_short, health_markdown, summary
-from holdfast.report.text.wording import listing, plural
+from holdfast.report.text.wording import listing
 
 
 @task(task_run_name="probe the nodes of {cluster}", cache_policy=NO_CACHE)

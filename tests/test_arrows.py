@@ -38,6 +38,7 @@ LEAVES = (
     "holdfast.memstore",
     "holdfast.paths",
     "holdfast.peer_error_patterns",
+    "holdfast.plurals",
     "holdfast.protocol",
     "holdfast.security.authenticated_listener",
     "holdfast.security.redaction",
@@ -50,9 +51,9 @@ LEAVES = (
 ARROWS = (
     Arrow(of="holdfast.flows", ours=("holdfast", "-holdfast.workflows"), theirs=("*", "-torch")),
     Arrow(of="holdfast.tasks", ours=("holdfast", "-holdfast.flows", "-holdfast.workflows"), theirs=("*", "-torch")),
-    Arrow(of="holdfast.policies", ours=("holdfast.policies", "holdfast.detectors")),
-    # The one leaf outside: the runtime, which loads no detector, judges raised errors by the same words.
-    Arrow(of="holdfast.detectors", ours=("holdfast.detectors", "holdfast.peer_error_patterns")),
+    Arrow(of="holdfast.policies", ours=("holdfast.policies", "holdfast.detectors", "holdfast.plurals")),
+    # Two leaves outside: the runtime, which loads no detector, judges raised errors by the same words; and all texts count alike.
+    Arrow(of="holdfast.detectors", ours=("holdfast.detectors", "holdfast.peer_error_patterns", "holdfast.plurals")),
     Arrow(
         of="holdfast",
         ours=("holdfast", "-holdfast.flows", "-holdfast.tasks", "-holdfast.workflows", "-holdfast.prefect_client"),
@@ -69,7 +70,7 @@ ARROWS = (
     Arrow(of="holdfast.cluster.slurm.step_launcher", ours=("holdfast.cluster.slurm.step_launcher", *LEAVES)),
     Arrow(
         of="holdfast.probe.burn_in.checks",
-        ours=("holdfast.probe.burn_in.checks", "holdfast.security.authenticated_listener", "holdfast.detectors"),
+        ours=("holdfast.probe.burn_in.checks", "holdfast.security.authenticated_listener", "holdfast.detectors", "holdfast.plurals"),
     ),
     Arrow(
         of="holdfast.runtime",
@@ -78,6 +79,7 @@ ARROWS = (
             "holdfast.security.authenticated_listener",
             "holdfast.memstore",
             "holdfast.peer_error_patterns",
+            "holdfast.plurals",
             "holdfast.host.gpu_assignment",
             "holdfast.host.process",
             "holdfast.protocol",

@@ -131,7 +131,7 @@ TEXTS: dict[str, tuple[Callable[[], str], str]] = {
     ),
     "approval": (
         _needs_approval,
-        "1 of the cluster's 4 node(s) are out of service, and programs may isolate 1",
+        "1 node of the cluster's 4 is out of service, and programs may isolate 1",
     ),
     "notification": (
         _notification,
@@ -159,7 +159,7 @@ TEXTS: dict[str, tuple[Callable[[], str], str]] = {
     "nodes": (
         lambda: str(NotEnoughNodes(4, 1, "lab", "node-1: quarantined")),
         (
-            "the job needs 4 node(s), but cluster 'lab' has 1 free (node-1: quarantined). Lower `nnodes` or "
+            "the job needs 4 nodes, but cluster 'lab' has 1 free (node-1: quarantined). Lower `nnodes` or "
             "`spare_nodes`, or add nodes to the cluster; `holdfast node ls` lists them."
         ),
     ),

@@ -125,7 +125,7 @@ def test_the_advice_is_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "`cluster: {kind: local, nodes: 2}`" in problem.cure
     assert checks(job(tmp_path, 2, 4), LocalCluster(nodes=2)) == []
     (problem,) = checks(job(tmp_path, 4, 4), LocalCluster(nodes=4))
-    assert mentions(problem.cure, "8 rank(s)")
+    assert mentions(problem.cure, "8 ranks")
     assert checks(job(tmp_path, 4, 2), LocalCluster(nodes=4)) == []
     assert checks(job(tmp_path, 4, 4, visible=""), LocalCluster(nodes=4)) == []
 

@@ -270,7 +270,7 @@ def test_a_cluster_is_found_by_name(holdfast_home: Path, tmp_path: Path) -> None
     [
         ("lab.yaml", UnknownCluster, ("'lab.yaml'", "relative path")),
         ("local:0", BadFile, ("nodes", 0, 1)),
-        ("/nowhere/lab.yaml", BadFile, ("/nowhere/lab.yaml", "1 problem(s)", "does not exist")),
+        ("/nowhere/lab.yaml", BadFile, ("/nowhere/lab.yaml", "1 problem", "does not exist")),
         ({"kind": "lcal"}, BadFile, ("'lcal'", "'local'")),
         ({"kind": "local", "nods": 3}, BadFile, ("nods", "'nodes'")),
         ("{foo", BadFile, ("YAML",)),

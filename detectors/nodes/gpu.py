@@ -23,6 +23,7 @@ from holdfast.detectors.nodes.gpu_readings import (
     RetiredPages,
 )
 from holdfast.detectors.nodes.readings import CounterGrowth, NodeReading
+from holdfast.plurals import plural
 
 NVML: Final = "https://docs.nvidia.com/deploy/nvml-api/"
 _BUS: Final = "0000:18:00.0"
@@ -347,7 +348,7 @@ def _check_ecc(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:
     old = known if isinstance(known, int) else 0
     if more := grown(old, ecc.volatile_uncorrected):
         lifelong = "" if isinstance(ecc.aggregate_uncorrected, Unknown) else f", {ecc.aggregate_uncorrected} in its life"
-        yield FaultFinding(kind=ECC.id, part=name, quote=f"{name}: {more} uncorrectable memory error(s){lifelong}")
+        yield FaultFinding(kind=ECC.id, part=name, quote=f"{name}: {plural(more, 'uncorrectable memory error')}{lifelong}")
 
 
 def _check_rows(pair: ReadingPair[Gpu]) -> Iterator[FaultFinding]:

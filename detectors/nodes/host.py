@@ -21,6 +21,7 @@ from holdfast.detectors.nodes.readings import (
     ServiceState,
     StuckProcess,
 )
+from holdfast.plurals import plural
 
 _GB: Final = 10**9
 _HOST: Final = HostReading(
@@ -241,13 +242,15 @@ def _memory(now: HostReading, pair: ReadingPair[HostReading]) -> Iterator[FaultF
         )
     known = pair.before.memory_errors_uncorrected if pair.before is not None else 0
     if more := grown(0 if isinstance(known, Unknown) else known, now.memory_errors_uncorrected):
-        yield FaultFinding(kind=MEMORY_LOST.id, part="memory", quote=f"{more} uncorrectable memory error(s)")
+        yield FaultFinding(kind=MEMORY_LOST.id, part="memory", quote=plural(more, "uncorrectable memory error"))
 
 
 def _grown(pair: ReadingPair[HostReading], before: HostReading) -> Iterator[FaultFinding]:
     now, limits = pair.now, pair.limits
     if kills := grown(before.oom_kills, now.oom_kills):
-        yield FaultFinding(kind=OOM.id, part="memory", quote=f"{kills} process(es) killed for memory in {pair.seconds:.0f} s")
+        yield FaultFinding(
+            kind=OOM.id, part="memory", quote=f"{plural(kills, 'process', 'processes')} killed for memory in {pair.seconds:.0f} s"
+        )
     corrected = grown(before.memory_errors_corrected, now.memory_errors_corrected) or 0
     if pair.rate(corrected, HOUR) > limits.memory_errors_per_hour:
         yield FaultFinding(kind=MEMORY_WORN.id, part="memory", quote=f"{corrected} corrected memory errors in {pair.seconds:.0f} s")

@@ -13,6 +13,7 @@ from holdfast.detectors.catalogue import Attribution, RecommendedAction, fault_k
 from holdfast.detectors.evidence import Sample, Unknown
 from holdfast.detectors.nodes.findings import FaultFinding, ReadingPair, grown, growths
 from holdfast.detectors.nodes.readings import CounterGrowth, Disk, Mount, NodeReading, StorageReading
+from holdfast.plurals import plural
 
 _GB: Final = 10**9
 _MOUNT: Final = Mount(
@@ -127,7 +128,9 @@ def _mount(pair: ReadingPair[Mount]) -> Iterator[FaultFinding]:
         yield from _space(mount, pair.limits.disk_free)
     known = old.errors if old is not None and not isinstance(old.errors, Unknown) else 0
     if more := grown(known, mount.errors):
-        yield FaultFinding(kind=IO_ERRORS.id, part=mount.path, quote=f"{mount.path} ({mount.source}): {more} error(s) of the file system")
+        yield FaultFinding(
+            kind=IO_ERRORS.id, part=mount.path, quote=f"{mount.path} ({mount.source}): {plural(more, 'error')} of the file system"
+        )
 
 
 def _space(mount: Mount, least: float) -> Iterator[FaultFinding]:

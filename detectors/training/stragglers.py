@@ -15,6 +15,7 @@ from typing import Final
 from holdfast.detectors.catalogue import Attribution, Fault, FaultKind, RecommendedAction, fault_kind
 from holdfast.detectors.evidence import HangLimits, Sample, StepBreakdown, StepBreakdowns, StepTimes
 from holdfast.detectors.training.robust_stats import middle, quantile
+from holdfast.plurals import plural
 
 LONG: Final = 8
 """Number of newest blocks of steps that must all agree."""
@@ -132,7 +133,7 @@ def _usual(seen: StepBreakdowns, rank: int, peers: Sequence[int]) -> tuple[float
     """Return the expected own work time of *rank*: that of its *peers*; without any, its earlier one, scaled by the others' change."""
     if peers:
         usual = median([median([timing.own for timing in seen.blocks[peer][-LONG:]]) for peer in peers])
-        return usual, f"that of its {len(peers)} peer(s) {usual:.3g} s"
+        return usual, f"that of its {plural(len(peers), 'peer')} {usual:.3g} s"
     first = seen.first.get(rank, ())
     if len(first) < LONG:
         return None, ""

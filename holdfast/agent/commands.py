@@ -20,6 +20,7 @@ from holdfast.host.ports import free_port
 from holdfast.host.process import is_ending
 from holdfast.log import note
 from holdfast.memstore.write_requests import BadWriteRequest, WriteRequest
+from holdfast.plurals import plural
 from holdfast.protocol import PROTOCOL, Message
 
 if TYPE_CHECKING:
@@ -203,7 +204,8 @@ class CommandHandler(InProcessRecovery):
             raise Refused(f"generation {generation} is not newer than {group.generation}")
         living = group.living() + [worker for worker in group.leavers if not worker.exited]
         if living or group.stopping:
-            raise Refused(f"{len(living)} worker(s) of generation {group.generation}, or processes that they started, still run")
+            left, who = plural(len(living), "worker"), "it" if len(living) == 1 else "they"
+            raise Refused(f"{left} of generation {group.generation}, or processes that {who} started, still run")
         service.begin_generation(generation)
         group.start(generation, membership, workers)
         self.end_hot_spares_in_the_way(group.living())

@@ -20,6 +20,7 @@ from holdfast.history.lease import leases_of
 from holdfast.history.models import DecisionRecord, Generation, Incident, Job, JobEvent, JobTransition, StepRecord
 from holdfast.history.saves import failed_save, newest_complete
 from holdfast.history.store import History
+from holdfast.plurals import plural
 from holdfast.policies.recovery.case import RecoveryAction
 from holdfast.policies.states import Event
 from holdfast.report import memory
@@ -32,7 +33,6 @@ from holdfast.report.text.wording import (
     incident_closed,
     incident_opened,
     kept_ranks,
-    plural,
     rank_count,
 )
 from holdfast.stored_job import checkpoint_directory

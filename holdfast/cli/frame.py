@@ -22,8 +22,9 @@ from holdfast.cli.node_view import JobNode, JobNodes
 from holdfast.cli.output import clock, colour_of, first_lines, wrapped
 from holdfast.cli.recovery_view import Recovery
 from holdfast.history.models import Incident
+from holdfast.plurals import plural
 from holdfast.policies.states import State
-from holdfast.report.text.wording import NOTHING, count, duration, incident_closed, on_target, plural, rank_count, since, visible
+from holdfast.report.text.wording import NOTHING, count, duration, incident_closed, on_target, rank_count, since, visible
 
 BLOCKS: Final = "▁▂▃▄▅▆▇█"
 DONE, TO_DO = "━", "─"

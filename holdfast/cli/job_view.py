@@ -31,8 +31,9 @@ from holdfast.history.models import (
 )
 from holdfast.history.saves import failed_save, lost_end, newest_complete
 from holdfast.history.store import History
+from holdfast.plurals import plural
 from holdfast.report import memory
-from holdfast.report.text.wording import NOTHING, count, duration, listing, on_target, per_second, plural, ranks
+from holdfast.report.text.wording import NOTHING, count, duration, listing, on_target, per_second, ranks
 
 MIN_ID: Final = 6
 """Characters of an id from which it is distinguished from a mistyped name."""

@@ -10,8 +10,9 @@ from holdfast.history import queries
 from holdfast.history.health_samples import health_by_node
 from holdfast.history.models import FaultRecord, Generation, Job, NodeStatusChange
 from holdfast.history.store import History
+from holdfast.plurals import named_ranks, plural
 from holdfast.policies.nodes.node_health import HealthAssessment, NodeHealthState
-from holdfast.report.text.wording import listing, named_ranks, plural
+from holdfast.report.text.wording import listing
 
 SUSPECT: Final = frozenset({"suspect", "lost", "excluded"})
 """States of a node, as the job's controller records them, that are conditions to show."""

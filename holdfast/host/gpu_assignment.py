@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from holdfast.plurals import plural
+
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 """CUDA's variable for the GPUs of a process; empty in the `env` of a job, it means that its ranks need none."""
 NONE: Final = frozenset({"-1", "none", "void", "NoDevFiles"})
@@ -68,4 +70,4 @@ def advice(gpus: Sequence[str], wanted: int, ranks: int) -> str:
     cpu = f'a job that needs no GPU sets `env: {{{VISIBLE}: ""}}`'
     if len(gpus) >= wanted * ranks:
         return f"Give the cluster as many nodes as the GPUs allow (`cluster: {{kind: local, nodes: {len(gpus) // ranks}}}`); {cpu}"
-    return f"Lower `nproc_per_node`, `nnodes` or `spare_nodes` to {len(gpus)} rank(s) in all; {cpu}"
+    return f"Lower `nproc_per_node`, `nnodes` or `spare_nodes` to {plural(len(gpus), 'rank')} in all; {cpu}"

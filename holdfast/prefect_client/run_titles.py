@@ -11,10 +11,11 @@ from prefect.logging import get_run_logger
 from holdfast.control.state.incidents import IncidentInWork
 from holdfast.control.supervisor.controller import JobController
 from holdfast.detectors.catalogue import Fault
+from holdfast.plurals import plural
 from holdfast.policies.recovery.case import Decision, RecoveryAction
 from holdfast.policies.states import Event, Transition
 from holdfast.prefect.links import incident_key, ui_link
-from holdfast.report.text.wording import duration, listing, plural, ranks
+from holdfast.report.text.wording import duration, listing, ranks
 
 ACTIONS: Final = {
     RecoveryAction.RETRY_STEP: "retry the step",

@@ -8,8 +8,9 @@ from typing import Any, Final
 from holdfast.accounting.bill import MIN_SAMPLES, Bill, Mean
 from holdfast.accounting.ledger import MEANING, ROLLBACK, UNFINISHED, UNRECORDED, TimeCategory
 from holdfast.accounting.losses import UNTIL_STARTED, UNTIL_STEP, FailureCosts
+from holdfast.plurals import plural
 from holdfast.report.phases import kind_of, label_of
-from holdfast.report.text.wording import NOTHING, duration, moment, plural, share
+from holdfast.report.text.wording import NOTHING, duration, moment, share
 
 Table = tuple[tuple[str, ...], list[list[str]]]
 """Head and rows."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.history.models import ApprovalRequest
+from holdfast.plurals import plural
 from holdfast.policies.states import TERMINAL, State
 from holdfast.report.case import IncidentCase
 from holdfast.report.text import incident_text, wording
@@ -151,10 +152,10 @@ def _state(facts: JobFacts, now: float) -> str:
 
 def _counts(facts: JobFacts) -> str:
     ranks = sum(len(of_node) for of_node in facts.ranks.values())
-    counts = [f"{wording.plural(len(facts.ranks), 'node')} with {wording.plural(ranks, 'rank')}"]
-    counts += [wording.plural(len(facts.spares), "spare node")] if facts.spares else []
+    counts = [f"{plural(len(facts.ranks), 'node')} with {plural(ranks, 'rank')}"]
+    counts += [plural(len(facts.spares), "spare node")] if facts.spares else []
     hot = sum(facts.hot_spares.values())
-    counts += [wording.plural(hot, "hot spare")] if hot else []
+    counts += [plural(hot, "hot spare")] if hot else []
     counts += [f"{len(facts.isolated)} out of service"] if facts.isolated else []
     return ", ".join(counts)
 
@@ -170,7 +171,7 @@ def _incidents(facts: JobFacts) -> Iterator[str]:
         lines.append(f"- {name}: {plain(incident_text.with_time(case))}")
     yield "\n".join(lines)
     if (more := facts.incidents - len(lines)) > 0:
-        yield f"{wording.plural(more, 'earlier incident')}: `holdfast incidents {facts.job}`"
+        yield f"{plural(more, 'earlier incident')}: `holdfast incidents {facts.job}`"
 
 
 def _nodes(facts: JobFacts) -> Iterator[str]:
@@ -178,7 +179,7 @@ def _nodes(facts: JobFacts) -> Iterator[str]:
     rows = []
     for node, role in [*roles, *((node, "spare node") for node in facts.spares)]:
         hot = facts.hot_spares.get(node, 0)
-        rows.append((plain(node), role + (f", {wording.plural(hot, 'hot spare')}" if hot else "")))
+        rows.append((plain(node), role + (f", {plural(hot, 'hot spare')}" if hot else "")))
     rows += [(plain(node), f"out of service: {plain(incident_text.brief(why, 200))}") for node, why in facts.isolated.items()]
     if not rows:
         yield "None yet."

@@ -8,7 +8,8 @@ from itertools import accumulate
 from typing import Any, Final
 
 from holdfast.history.models import FaultRecord, Snapshots
-from holdfast.report.text.wording import count, duration, on_target, plural, share
+from holdfast.plurals import plural
+from holdfast.report.text.wording import count, duration, on_target, share
 
 NO_SNAPSHOTS: Final = frozenset({"memory-none", "snapshot-no-memory"})
 """Faults that leave a rank without snapshots."""

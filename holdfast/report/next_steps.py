@@ -10,6 +10,7 @@ from typing import Final
 from holdfast.accounting.bill import Bill
 from holdfast.accounting.ledger import ROLLBACK, TimeCategory
 from holdfast.history.models import Job, NodeStatusChange
+from holdfast.plurals import plural
 from holdfast.report.case import IncidentCase
 from holdfast.report.text import incident_text, wording
 
@@ -62,7 +63,7 @@ def _about_nodes(job: Job, bill: Bill, statuses: Mapping[str, NodeStatusChange])
     where = [] if cluster in {"", "local"} else ["--cluster", f"{cluster}.yaml"]
     bad = [one for one in bill.bad_nodes if one.to_quarantine]
     for one in bad[:MOST_NODES]:
-        incidents = wording.plural(one.incidents, "incident")
+        incidents = plural(one.incidents, "incident")
         text = f"{one.node}: {incidents} attributed to it, mostly {one.worst}. Keep new jobs off it, then test it with a burn-in"
         yield NextStep(
             text=text,
@@ -79,7 +80,7 @@ def _about_nodes(job: Job, bill: Bill, statuses: Mapping[str, NodeStatusChange])
         text = f"{node} was released from this job{f' ({why})' if why else ''}. See whether other jobs may use it"
         yield NextStep(text=text, arguments=_arguments("node", "ls", node, *where))
     if (more := len(lost) + len(excluded) - MOST_NODES) > 0:
-        text = f"{wording.plural(more, 'more node')} of this job {'is' if more == 1 else 'are'} lost or released"
+        text = f"{plural(more, 'more node')} of this job {'is' if more == 1 else 'are'} lost or released"
         yield NextStep(text=text, arguments=_arguments("node", "ls", *where))
 
 
@@ -95,7 +96,7 @@ def _about_losses(job: Job, bill: Bill, cases: Sequence[IncidentCase]) -> Iterat
         yield NextStep(text=text, arguments=_arguments("checkpoint", "advise", job.name))
     if len(cases) >= _COMPARED:
         other = "aggressive" if job.spec.get("policy") != "aggressive" else "patient"
-        text = f"{wording.plural(len(cases), 'incident')}: see what another policy would have decided"
+        text = f"{plural(len(cases), 'incident')}: see what another policy would have decided"
         yield NextStep(text=text, arguments=_arguments("policy", "replay", other, "--job", job.name))
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from holdfast.history.models import JobEvent
-from holdfast.report.text.wording import listing, plural
+from holdfast.plurals import plural
+from holdfast.report.text.wording import listing
 
 _NUMBER: Final = re.compile(
     r"(?<![\w-])(?<!rank )(?<!ranks )(?<!incident )(?<!approval )(?<!generation )[+-]?\d[\d,.]*(?: ?(?:%|ms|s|min|h|d)\b)?"

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from holdfast.errors import NoProfile
+from holdfast.plurals import plural
 from holdfast.report.layout import Layout, ProfileFacts, recognise
-from holdfast.report.text.wording import plural, ranks
+from holdfast.report.text.wording import ranks
 
 FORMAT: Final = 1
 FOLDER: Final = "profile"

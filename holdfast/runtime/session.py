@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from holdfast.host import gpu_assignment
+from holdfast.plurals import plural
 from holdfast.runtime.agent_client import FINAL_CHECKPOINT_SECONDS, StepSize, link
 from holdfast.runtime.checkpoint import manifest
 from holdfast.runtime.checkpoint.load import load, newest_complete
@@ -743,9 +744,9 @@ class Session(AbstractContextManager["Session"]):
             self.resumed_from = found.folder
             if found.manifest is not None and found.manifest.world_size != world.size and world.rank == 0:
                 _log.warning(
-                    "step %d was saved by %d rank(s) and continues on %d: all ranks have started anew, with everything that a script or a "
+                    "step %d was saved by %s and continues on %d: all ranks have started anew, with everything that a script or a "
                     "framework computes from the number of ranks",
-                    *(self.steps_done, found.manifest.world_size, world.size),
+                    *(self.steps_done, plural(found.manifest.world_size, "rank"), world.size),
                 )
         if memory and self._invalidated.ranges:  # snapshots of later steps are invalidated
             self._begin_lineage()

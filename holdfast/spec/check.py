@@ -12,6 +12,7 @@ from typing import Final
 
 from holdfast.errors import BadParameters, Problem
 from holdfast.host import gpu_assignment
+from holdfast.plurals import plural
 from holdfast.spec import nproc
 from holdfast.spec.cluster import Cluster, LocalCluster
 from holdfast.spec.job import TrainingJob, is_policy_file
@@ -134,14 +135,15 @@ def _capacity(job: TrainingJob, cluster: Cluster) -> Iterator[Problem]:
     if wanted + spare > len(fit):
         spares = f" and {spare} spare" if spare else ""
         labels = ", ".join(f"{name}: {value}" for name, value in job.node_labels.items())
-        reason = f"the job needs {wanted}{spares}, but cluster '{cluster.name}' has {len(fit)} node(s){f' with {labels}' if labels else ''}"
+        there = plural(len(fit), "node") + (f" with {labels}" if labels else "")
+        reason = f"the job needs {wanted}{spares}, but cluster '{cluster.name}' has {there}"
         yield Problem(field="nnodes", reason=reason, cure="Lower `nnodes` or `spare_nodes`, or give the cluster more nodes")
     else:
         yield from gpu_problems(job, cluster)
     few = {name: count for name, count in cluster.gpus_of.items() if counts and name in fit and 0 < count < job.ranks_per_node}
     for name, count in list(few.items())[:1]:
-        others = f", and {len(few) - 1} other node(s) have too few" if len(few) > 1 else ""
-        reason = f"the job has {job.ranks_per_node} ranks on each node, but {name} has {count} GPU(s){others}"
+        others = f", and {plural(len(few) - 1, 'other node has', 'other nodes have')} too few" if len(few) > 1 else ""
+        reason = f"the job has {job.ranks_per_node} ranks on each node, but {name} has {plural(count, 'GPU')}{others}"
         yield Problem(field="nproc_per_node", reason=reason, cure="Lower it to the GPUs of a node, or select nodes with `node_labels`")
 
 
@@ -165,9 +167,10 @@ def gpu_problems(job: TrainingJob, cluster: Cluster) -> Iterator[Problem]:
     gpus, wanted = gpu_assignment.visible_gpus(), job.max_nodes + job.spare_nodes
     if cluster.nodes - len(short_of_gpus(job, cluster)) < wanted:
         each = len(gpu_assignment.split(gpus, cluster.nodes)[0])
+        have = plural(min(len(gpus), cluster.nodes), f"node of {cluster.nodes} has", f"nodes of {cluster.nodes} have")
         reason = (
-            f"local nodes share no GPU: {min(len(gpus), cluster.nodes)} of {cluster.nodes} node(s) have {each} of the {len(gpus)} here, "
-            f"and the job needs {wanted} node(s), spares included, with a GPU for each of {job.ranks_per_node} rank(s)"
+            f"local nodes share no GPU: {have} {each} of the {len(gpus)} here, "
+            f"and the job needs {plural(wanted, 'node')}, spares included, with {plural(job.ranks_per_node, 'GPU')} each, one per rank"
         )
         yield Problem(field="nproc_per_node", reason=reason, cure=gpu_assignment.advice(gpus, wanted, job.ranks_per_node))
 
@@ -179,7 +182,7 @@ def _slurm(job: TrainingJob, cluster: SlurmCluster) -> Iterator[Problem]:
             field="node_labels", reason=reason, cure="Use `constraint` of the cluster, which selects nodes by their features in Slurm"
         )
     if isinstance(job.nproc_per_node, int) and cluster.gpus is not None and cluster.gpus < job.ranks_per_node:
-        reason = f"the job has {job.ranks_per_node} ranks on each node, but the cluster requests {cluster.gpus} GPU(s)"
+        reason = f"the job has {plural(job.ranks_per_node, 'rank')} on each node, but the cluster requests {plural(cluster.gpus, 'GPU')}"
         yield Problem(field="nproc_per_node", reason=reason, cure="Lower it, or raise `gpus` of the cluster")
 
 

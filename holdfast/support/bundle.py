@@ -21,7 +21,7 @@ from holdfast.cluster import open_cluster
 from holdfast.errors import NotWritable, RowCorrupt
 from holdfast.history import models, queries
 from holdfast.history.store import History
-from holdfast.report.text.wording import plural
+from holdfast.plurals import plural
 from holdfast.security.redaction import HIDDEN, is_secret, shown
 from holdfast.spec import LocalCluster, cluster_of
 from holdfast.support import facts

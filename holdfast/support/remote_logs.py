@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from holdfast.agent.workers.log_files import AGENT
 from holdfast.cluster import Logs, NodeBackend
 from holdfast.cluster.interface import allocator_of
-from holdfast.report.text.wording import plural
+from holdfast.plurals import plural
 from holdfast.support.archive import TAIL, Bundle
 
 MAX_NODES: Final = 128

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.errors import NodeLost
 from holdfast.history import History, queries
+from holdfast.plurals import plural
 from holdfast.protocol import PROTOCOL, LineBuffer, Message, encode
 
 T = TypeVar("T")
@@ -135,4 +136,4 @@ class Chaos:
             if self.step() >= step and self.complete() and (not parked or self.parked() >= parked):
                 return act()
             time.sleep(0.02)
-        raise TimeoutError(f"job {self._job} did not reach step {step} with {parked} hot spare(s) ready within {seconds:.0f} s")
+        raise TimeoutError(f"job {self._job} did not reach step {step} with {plural(parked, 'hot spare')} ready within {seconds:.0f} s")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from holdfast.plurals import plural
 from holdfast.policies.nodes.cordons import (
     PROGRAMS,
     TESTABLE,
@@ -76,9 +77,9 @@ def quarantine(node: Node, request: OperatorRequest, limits: QuarantineLimits) -
     if present:
         return _failed(node, _with_faults(present[0], request), request, f"a fault came during the burn-in: {request.reason}", limits.rules)
     if not node.is_isolated and limits.isolated + 1 > limits.most and not request.approved:
-        return NeedsPerson(
-            f"{limits.isolated} of the cluster's {limits.size} node(s) are out of service, and programs may isolate {limits.most}"
-        )
+        of = f"of the cluster's {limits.size}"
+        out = plural(limits.isolated, f"node {of} is out of service", f"nodes {of} are out of service")
+        return NeedsPerson(f"{out}, and programs may isolate {limits.most}")
     rules = limits.rules
     count = sum(at > node.pardoned and request.at - at < rules.window for at in node.quarantines) + 1
     node = replace(node, quarantines=(*node.quarantines, request.at))

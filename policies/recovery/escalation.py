@@ -17,6 +17,7 @@ from holdfast.detectors.catalogue import (
 from holdfast.detectors.correlation import BLAMED
 from holdfast.detectors.training.losses import LOST
 from holdfast.detectors.training.progress import NOT_ENDING
+from holdfast.plurals import all_of, plural
 from holdfast.policies.nodes.node_faults import UNSURE
 from holdfast.policies.recovery.case import (
     Case,
@@ -162,7 +163,7 @@ class RestartWorkers:
             and same >= self.gpu
             and (bool(case.spares) or len(case.members) - 1 >= max(1, case.least))
         ):
-            return Pass(f"{same} restart(s) of {root.node} did not cure {root.kind}, and other nodes can take its ranks")
+            return Pass(f"{plural(same, 'restart')} of {root.node} did not cure {root.kind}, and other nodes can take its ranks")
         rotate = follows_step(root.kind) and len(case.members) > 1
         reason = f"{case.reason}; restart {used + 1} of {case.budget.max_restarts_in_place} within {case.budget.recovery_window:.0f} s"
         if rotate:
@@ -180,7 +181,8 @@ class RestartAgain:
             return Pass("no restart has failed in this incident")
         if case.unfit:
             return Pass(f"{', '.join(case.unfit)} cannot hold ranks")
-        reason = f"{case.reason}; no other action is left, and all {len(case.members)} node(s) can hold ranks, so they restart again"
+        able = all_of(len(case.members), "node")
+        reason = f"{case.reason}; no other action is left, and {able} can hold ranks, so all ranks restart again"
         rotate = len(case.members) > 1
         return Decision(action=RecoveryAction.RESTART_WORKERS, reason=reason + (", each on another node" if rotate else ""), rotate=rotate)
 
@@ -202,7 +204,7 @@ class ReplaceNode:
         if not self.on_secondary and is_secondary(case.diagnosis.root.kind):
             return Pass("a secondary failure does not yet show which node is at fault")
         if len(add) < len(bad):
-            return Pass(f"{len(add)} spare(s) for {len(bad)} node(s)")
+            return Pass(f"{plural(len(add), 'spare')} for {plural(len(bad), 'node')}")
         reason = f"{case.reason}; {', '.join(add)} replaces {', '.join(bad)}"
         return Decision(action=RecoveryAction.REPLACE_NODE, reason=reason, drop=bad, add=add)
 
@@ -225,8 +227,9 @@ class ShrinkRestart:
         if case.failed(RecoveryAction.SHRINK_RESTART):
             return Pass("tried already in this incident")
         if left < max(1, case.least):
-            return Pass(f"{left} node(s) left, the job needs {case.least}")
-        reason = f"{case.reason}; continue without {', '.join(bad)} on {left} node(s), at least {case.least} are needed"
+            return Pass(f"{plural(left, 'node')} left, the job needs {case.least}")
+        needed = f"at least {case.least} {'is' if case.least == 1 else 'are'} needed"
+        reason = f"{case.reason}; continue without {', '.join(bad)} on {plural(left, 'node')}, {needed}"
         return Decision(action=RecoveryAction.SHRINK_RESTART, reason=reason, drop=bad, add=add)
 
 
@@ -245,8 +248,8 @@ class WaitForCapacity:
         if RecoveryAction.WAIT_FOR_CAPACITY in case.tried:
             return Pass("the job waited already in this incident")
         if left >= need:
-            return Pass(f"{left} node(s) are left, and {need} are needed")
-        reason = f"{case.reason}; {left} node(s) are left, so the job waits for {need}"
+            return Pass(f"{plural(left, 'node is', 'nodes are')} left, and the job needs {need}")
+        reason = f"{case.reason}; {plural(left, 'node is', 'nodes are')} left, so the job waits for {need}"
         return Decision(action=RecoveryAction.WAIT_FOR_CAPACITY, reason=reason, drop=bad, add=add, need=need)
 
 
@@ -272,9 +275,8 @@ class RollBack:
         before = max(1, step - 1)  # the state after this step may be corrupt already
         count = sum(self._is_same(one, step) for one in case.past)
         if count >= self.retries_with_same_data + self.retries_without_batches:
-            reason = (
-                f"{case.reason}; it happened again after {count} restore(s), {self.retries_without_batches} of them without its batches"
-            )
+            restores = f"{plural(count, 'restore')}, {self.retries_without_batches} without its batches"
+            reason = f"{case.reason}; it happened again after {restores}"
             return Decision(action=RecoveryAction.FAIL, reason=reason)
         if count < self.retries_with_same_data:
             reason = f"{case.reason}; restore a state from before step {before}, with the same data"
@@ -302,14 +304,13 @@ class RequestApproval:
         if not asked:
             return Pass("no node that still works would be isolated without approval")
         if left >= max(1, case.least):
-            return Pass(f"{left} node(s) are left, the job needs {case.least}")
+            return Pass(f"{plural(left, 'node is', 'nodes are')} left, the job needs {case.least}")
         if left + len(asked) < max(1, case.least):
-            return Pass(f"{left + len(asked)} node(s) would be left even with {', '.join(asked)}, and the job needs {case.least}")
+            return Pass(f"{plural(left + len(asked), 'node')} would be left even with {', '.join(asked)}, and the job needs {case.least}")
         if not case.approval_possible:
             return Pass("the cluster's settings request no approvals")
-        reason = (
-            f"{case.reason}; without {', '.join(asked)} {left} node(s) are left and the job needs {case.least}, so approval is requested"
-        )
+        remain = plural(left, "node is left", "nodes are left")
+        reason = f"{case.reason}; without {', '.join(asked)} {remain} and the job needs {case.least}, so approval is requested"
         return Decision(action=RecoveryAction.REQUEST_APPROVAL, reason=reason, drop=asked, need=case.least)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
@@ -15,6 +15,7 @@ from holdfast.detectors.correlation import BLAMED
 from holdfast.detectors.nodes.node import AGENT_LOST
 from holdfast.detectors.training.groups import GROUP_BROKEN, REPLACE_RANKS_FAILED
 from holdfast.detectors.training.process import STOPPED
+from holdfast.plurals import named_ranks, plural
 from holdfast.policies.recovery.case import IN_PROCESS, Case, Decision, HotSpare, ModelCopies, Pass, Placement, RecoveryAction
 from holdfast.policies.recovery.rank_map import in_order
 
@@ -42,7 +43,7 @@ class RetryStep:
                 f"the fault asks for {severity}": severity is not RecommendedAction.RETRY_STEP,
                 "tried already in this incident": RecoveryAction.RETRY_STEP in case.tried,
                 f"{', '.join(case.unfit)} cannot hold ranks": bool(case.unfit),
-                f"rank(s) {_listed(unhealthy)} must be replaced": bool(unhealthy),
+                f"{named_ranks(unhealthy)} must be replaced": bool(unhealthy),
                 "the last retry brought no new step": no_gain,
             }
         )
@@ -88,7 +89,7 @@ class ReplaceRanks:
             return Pass(obstacle)
         found, unplaced = find_places(case, unhealthy)
         if unplaced:
-            return Pass(f"no hot spare for rank(s) {_listed(unplaced)}, and no spare node for a new process")
+            return Pass(f"no hot spare for {named_ranks(unplaced)}, and no spare node for a new process")
         others = ranks - len(unhealthy)
         stay = "the other one stays in its process" if others == 1 else f"the other {others} stay in their processes"
         moves = "; ".join(map(_continues, found)) or "no rank is lost: the groups are rebuilt"
@@ -130,15 +131,15 @@ class ShrinkLive:
         copies = complete_copies(case.copies, unplaced)
         staying = {rank for one in copies for rank in one}
         if unhealthy >= staying:
-            return Pass(f"without rank(s) {_listed(unplaced)} no copy of the model is complete")
+            return Pass(f"without {named_ranks(unplaced)} no copy of the model is complete")
         seats = tuple(seat for seat in found if seat.rank in staying)
         kept = staying - {seat.rank for seat in seats}
         nodes = {node for node, ranks in case.ranks.items() if not kept.isdisjoint(ranks)} | {seat.node for seat in seats}
         if len(nodes) < max(1, case.least):
-            return Pass(f"{len(nodes)} node(s) left, the job needs {case.least}")
+            return Pass(f"{plural(len(nodes), 'node')} left, the job needs {case.least}")
         texts = [
             case.reason,
-            f"no place for rank(s) {_listed(unplaced)}",
+            f"no place for {named_ranks(unplaced)}",
             *map(_continues, seats),
             f"continue with {len(copies)} of {len(case.copies)} copies of the model, which split the same samples in each step",
         ]
@@ -180,7 +181,11 @@ def failed_again(case: Case) -> str:
     """
     seen = (fault for fault in (case.diagnosis.root, *case.diagnosis.secondary_failures) if fault.rank in case.seated)
     failed = {fault.rank for fault in seen if fault.rank is not None and case.recommended_actions.needs_action(fault) and _is_own(fault)}
-    return f"the new process of rank(s) {_listed(failed)} failed by itself: another one would, too" if failed else ""
+    if not failed:
+        return ""
+    if len(failed) == 1:
+        return f"the new process of {named_ranks(failed)} failed by itself: another one would, too"
+    return f"the new processes of {named_ranks(failed)} failed by themselves: others would, too"
 
 
 def _is_own(fault: Fault) -> bool:
@@ -272,7 +277,3 @@ def _first_true(reasons: Mapping[str, bool]) -> str:
 def _continues(seat: Placement) -> str:
     where = f"hot spare {seat.hot_spare} on {seat.node}" if seat.hot_spare is not None else f"a new process on {seat.node}"
     return f"rank {seat.rank} continues in {where}"
-
-
-def _listed(ranks: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(ranks)))

@@ -8,6 +8,7 @@ from typing import Final
 
 from holdfast.detectors.associations import belongs, is_secondary
 from holdfast.detectors.catalogue import HARDWARE_OF_NODE, TAKES_NODE_OUT, Attribution, Fault, RecommendedAction
+from holdfast.plurals import plural
 from holdfast.policies.recovery.case import Case, Noted, Pass, PastFault
 
 OFF: Final = "switched off"
@@ -47,7 +48,7 @@ class ExcuseWhenCorrelated:
         if not found:
             root = case.diagnosis.root
             nodes, least = self._nodes(root.kind, case), self._least(case, root)
-            return Pass(f"{root.kind} came on {len(nodes)} node(s) within {self.window:.0f} s, not on {least}")
+            return Pass(f"{root.kind} came on {plural(len(nodes), 'node')} within {self.window:.0f} s, not on {least}")
         why = "; ".join(
             f"{kind} came on {len(nodes)} nodes ({', '.join(sorted(nodes))}) within {self.window:.0f} s: attributed to none of them"
             for kind, nodes in found.items()
@@ -118,7 +119,7 @@ class LeaveWhenFlapping:
             ):
                 continue
             occurrences = self._occurrences([one.at for one in _past(case, fault) if 0 <= case.now - one.at < self.window], fault.at)
-            said = f"{fault.kind} came {occurrences} time(s) within {self.window:.0f} s on {_where(fault)}"
+            said = f"{fault.kind} came {plural(occurrences, 'time')} within {self.window:.0f} s on {_where(fault)}"
             if occurrences >= self.times:
                 return _mark(case, fault, said)
             if occurrences > most:

@@ -255,7 +255,7 @@ def test_malformed_messages_of_a_worker_harm_nobody(agent_at_work: tuple[Node, F
         ({"do": "start", "generation": 1, "membership": {}, "workers": []}, ("generation 1", "newer than 1")),
         (
             {"do": "start", "generation": 2, "membership": {}, "workers": []},
-            ("1 worker(s)", "generation 1", "still run"),
+            ("1 worker of", "generation 1", "still run"),
         ),
         ({"do": "start", "generation": 2, "membership": {"n": ["x"]}, "workers": []}, ("field 'membership'",)),
         ({"do": "start", "generation": 2, "membership": {}, "workers": [{"rank": 0}]}, ("field 'environment'",)),

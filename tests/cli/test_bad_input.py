@@ -92,7 +92,7 @@ def test_a_bad_job_file_is_refused_before_anything_starts(verb: str, case: str, 
     text, named = CASES[case]
     done = here(verb, files(text))
     assert done.returncode == 2
-    assert mentions(done.stderr, "job.yaml", "1 problem(s)", *named)
+    assert mentions(done.stderr, "job.yaml", "1 problem", *named)
     assert done.stdout == ""
     assert list(holdfast_home.iterdir()) == []
 
@@ -305,7 +305,7 @@ def test_a_job_file_in_place_of_a_cluster_file_is_reported(here: Command, files:
     done = here("node", "ls", "--cluster", files(JOB + "nnodes: 2\n"))
     assert done.returncode == 2
     assert "describes a job, not a cluster" in done.stderr
-    assert "1 problem(s)" in done.stderr
+    assert "1 problem" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -75,10 +75,10 @@ def test_without_reported_steps_running_is_neither_startup_nor_lost(here: Comman
     job = Author(book, "plain", time.time() - 100)
     job.move("LAUNCHING", "submitted", seconds=0, event="submitted")
     job.generation(1, {"n0": [0, 1]}, seconds=1, until=None)
-    job.move("RUNNING", "all 2 rank(s) run", seconds=20)  # as late as the flow of Prefect has started
+    job.move("RUNNING", "all 2 ranks run", seconds=20)  # as late as the flow of Prefect has started
     job.incident(1, "worker-sigkill", "rank 1 on n0", seconds=30)
     job.generation(2, {"n0": [0, 1]}, seconds=30.2, until=None)
-    job.move("COMPLETED", "all 2 rank(s) exited with status 0", seconds=50, event="finished", generation=2)
+    job.move("COMPLETED", "all 2 ranks exited with status 0", seconds=50, event="finished", generation=2)
     categories = json.loads(here("cost", "plain", "--json").stdout)["categories"]
     spent = {name: round(hours * 3600, 2) for name, hours in categories.items() if hours}
     assert spent == {"startup": 2.0, "steps unknown": 97.38, "lost to failures": 0.62}

@@ -44,7 +44,7 @@ STATES: Final[dict[str, Callable[[], JobView]]] = {
     "training": a_training_job,
     "recovering": a_recovering_job,
     "large": lambda: a_recovering_job(nodes=64, ranks=8, name="a-job-with-a-name-that-is-as-long-as-names-of-jobs-may-be"),
-    "waiting": lambda: dataclasses.replace(a_recovering_job(), move=transition("WAITING", "there are 1 healthy node(s) of 2", 0)),
+    "waiting": lambda: dataclasses.replace(a_recovering_job(), move=transition("WAITING", "1 node of 2 is there", 0)),
     "launching": lambda: JobView(job=a_training_job().job, at=a_training_job().job.at + 2),
 }
 

@@ -132,7 +132,7 @@ def test_what_an_option_replaces_in_a_job_file_may_be_wrong_there(here: Command,
     done = here("run", "job.yaml", "--print-job", "--spare-nodes", "1")
     assert mentions(done.stderr, "nnodes: line 3", 9, "'local'")
     done = here("run", "job.yaml", "--print-job", "--nnodes", "9")
-    assert mentions(done.stderr, "2 problem(s)", "spare_nodes: line 4", "--nnodes: the job needs 9")
+    assert mentions(done.stderr, "2 problems", "spare_nodes: line 4", "--nnodes: the job needs 9")
 
 
 def test_the_printed_job_is_a_job_file_that_describes_the_same_job(here: Command, tmp_path: Path) -> None:

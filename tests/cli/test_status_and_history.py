@@ -137,7 +137,7 @@ def a_job_without_progress(book: History, *, ago: float) -> Author:
     """Give a job that made 60 steps, the last of them *ago* seconds ago, and runs by its record."""
     author = Author(book, "stuck", time.time() - ago - 20)
     author.generation(1, {"n0": [0, 1]}, seconds=0.5)
-    author.move("RUNNING", "all 2 rank(s) run", seconds=2)
+    author.move("RUNNING", "all 2 ranks run", seconds=2)
     author.steps(1, 60, generation=1, seconds=20 - 59 * 0.1)
     return author
 
@@ -197,7 +197,7 @@ def test_a_step_that_takes_long_is_no_old_one(here: Command, book: History) -> N
     """Steps of 40 s, the newest of them 60 s ago."""
     author = Author(book, "slow", time.time() - 300)
     author.generation(1, {"n0": [0]}, seconds=0.5)
-    author.move("RUNNING", "all 1 rank(s) run", seconds=2)
+    author.move("RUNNING", "1 rank runs", seconds=2)
     author.steps(1, 5, generation=1, seconds=80, each=40.0)
     output = json.loads(here("status", "slow", "--json").stdout)
     assert output["stale_s"] is None
@@ -265,7 +265,7 @@ def test_a_final_state_that_was_not_saved_is_no_clean_success(here: Command, boo
     job.steps(1, 192, generation=1, seconds=2)
     job.checkpoint(40, seconds=6)
     job.checkpoint(192, seconds=22, problem="checkpoint-disk-full")
-    job.move("COMPLETED", "all 2 rank(s) exited with status 0", seconds=23, event="finished")
+    job.move("COMPLETED", "all 2 ranks exited with status 0", seconds=23, event="finished")
     for command, code in (("status full --follow", exit_codes.NOT_SAVED), ("status full", 0)):
         done = here(*command.split())
         assert done.returncode == code
@@ -294,7 +294,7 @@ def test_history_of_a_job_is_in_order(here: Command, running: Author) -> None:
     life = [line.split(maxsplit=1)[1] for line in lines if line.startswith("  ") and ":" in line]
     assert life[0] == "LAUNCHING: submitted"
     assert decided(1, "restart-workers", "restart 1 of 3 within 1 h") in life
-    assert "spare n3 is gone; 0 spare(s) left" in life
+    assert "spare n3 is gone; 0 spares left" in life
     assert any(line.startswith("checkpoint-corrupt") for line in life)
     assert life.index("generation 1: 4 ranks on n0, n1") < life.index("generation 2: 4 ranks on n0, n1")
     assert sum("worker-sigkill" in line and "310 ms" in line for line in lines) == 1
@@ -429,13 +429,13 @@ def test_a_report_is_written_to_the_given_file(here: Command, running: Author) -
 def test_without_steps_the_status_names_the_logs(here: Command, book: History) -> None:
     """A script without Holdfast's API trains as well, and reports no steps. A new job gets time to report the first."""
     author = Author(book, "plain", time.time() - 60)
-    author.move("RUNNING", "all 2 rank(s) are at work", seconds=1)
+    author.move("RUNNING", "all 2 ranks are at work", seconds=1)
     words = "`holdfast logs plain --follow` shows"
     shown = here("status", "plain").stdout
     assert one_line_mentions(shown, "step", "none reported", "holdfast.heartbeat")
     assert words in shown
     assert "snapshot" not in shown, "nobody knows yet whether the script has a session"
-    author.move("RUNNING", "all 2 rank(s) are at work", seconds=59)
+    author.move("RUNNING", "all 2 ranks are at work", seconds=59)
     assert words not in here("status", "plain").stdout
 
 

@@ -189,7 +189,7 @@ def test_a_recovery_is_two_lines(running: Author, book: History) -> None:
     running.move("ISOLATING", "restart 4 of 3 within 1 h", seconds=at + 0.03, event="decided", generation=3)
     running.incident(4, "worker-sigkill", "rank 2 on n2", seconds=at)
     running.generation(4, {"n0": [0, 1], "n2": [2, 3]}, seconds=at + 0.05)
-    running.move("RUNNING", "all 4 rank(s) are at work", seconds=at + 0.5, generation=4)
+    running.move("RUNNING", "all 4 ranks are at work", seconds=at + 0.5, generation=4)
     end(running, book)
     said, output = (one.communicate(timeout=SECONDS)[0] for one in (child, program))
     lines = [line[10:] for line in said.splitlines()]

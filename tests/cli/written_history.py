@@ -195,7 +195,7 @@ def a_running_job(history: History, name: str, zero: float) -> Author:
     author.incident(2, "node-lost", "node n1", seconds=18, action="replace-node")
     author.generation(3, {"n0": [0, 1], "n2": [2, 3]}, seconds=18.2)
     author.steps(151, 400, generation=3, seconds=18.4)
-    author.record_event("spare n3 is gone; 0 spare(s) left", seconds=19)
+    author.record_event("spare n3 is gone; 0 spares left", seconds=19)
     author.incident(3, "worker-exception", "rank 3 on n2", seconds=43.5, is_open=True, detail=TRACEBACK)
     author.move("RESCHEDULING", "restart 3 of 3 within 1 h", seconds=43.6, event="isolated", generation=3)
     return author

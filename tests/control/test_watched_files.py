@@ -203,7 +203,7 @@ def test_a_bad_cluster_file_is_reported_with_field_and_cure_and_changes_nothing(
     present = watched.present
     file.write_text(PLAIN + WINDOW.replace("node-1", "node-7"))
     (message,) = messages_until(watched, "stay in force")
-    assert f"cluster file {file}: 1 problem(s): maintenance[0].nodes:" in message
+    assert f"cluster file {file}: 1 problem: maintenance[0].nodes:" in message
     assert mentions(message, "node-7", "node-0")
     assert watched.present is present
     file.unlink()

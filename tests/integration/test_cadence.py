@@ -35,7 +35,7 @@ def test_a_recovery_takes_the_cadence_that_the_measured_figures_ask_for(stage: S
     after = [one.step or 0 for one in saved if one.generation == 2]
     assert len(after) > 1
     texts = [one.text for one in queries.job_events(stage.history, play.job.id) if "on a checkpoint every" in one.text]
-    assert mentions(texts[0], "generation 1", "every 40 steps", "0 save(s)", 3)
+    assert mentions(texts[0], "generation 1", "every 40 steps", "0 saves", 3)
     assert mentions(texts[1], "generation 2", "before: 40", "1 ms")
 
 

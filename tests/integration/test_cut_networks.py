@@ -19,6 +19,7 @@ import pytest
 
 from holdfast.cli.watch import request_stop
 from holdfast.history import FaultRecord, queries
+from holdfast.plurals import plural
 from holdfast.policies.recovery.policy import PolicyTimeouts
 from holdfast.testing.chaos import Placed
 from tests.hosts.fixture import rack_of
@@ -288,7 +289,7 @@ def test_a_flow_that_takes_over_while_a_host_is_cut_off_waits_for_it(job: HostJo
         job.flows[-1].wait()
         flow = job.start()
         job.until(lambda: len(reattached(job)) > taken_up, "a flow that knows of the other ranks")
-        assert f"in state RUNNING: {others} worker(s)" in reattached(job)[-1], job.log()
+        assert f"in state RUNNING: {plural(others, 'worker')} of" in reattached(job)[-1], job.log()
         begun = job.step()
         job.until(lambda: job.step() >= begun + 2 * UNHEARD, "steps meanwhile")
         assert flow.poll() is None, job.log()
@@ -342,7 +343,7 @@ def test_a_recovery_that_a_dead_flow_had_ordered_goes_on_while_a_host_cannot_be_
         (job.place / "hang-1").unlink()
         job.start()
         job.until(lambda: len(reattached(job)) > taken_up, "a flow that knows of the other ranks")
-        assert f"in state RESUMING: {len(stay)} worker(s)" in reattached(job)[-1], job.log()
+        assert f"in state RESUMING: {plural(len(stay), 'worker')} of" in reattached(job)[-1], job.log()
         job.until(lambda: job.state() == "RUNNING" and all(one.outcome for one in job.incidents()), "the end of the recovery")
         job.runs()
         seen = job.chaos.ranks()  # as far as their hosts can be asked

@@ -109,7 +109,7 @@ def test_under_torchs_own_groups_a_job_starts_again_on_fewer_nodes_and_on_more_w
     wait_until(lambda: play.saw(1) and play.incidents()[0].outcome, seconds=80, explain=play.log)
     (one,) = play.incidents()
     assert (one.kind, one.action, one.outcome) == ("node-lost", "shrink-restart", "recovered"), play.log()
-    assert f"continue without {node} on 2 node(s)" in one.reason
+    assert f"continue without {node} on 2 nodes" in one.reason
     narrow = one.resumed_step or 0
     assert narrow >= kept, f"the memory of nodes had it, or a newer one that arrived meanwhile\n{play.log()}"
     seen = play.chaos.step()

@@ -225,7 +225,7 @@ def test_more_nodes_than_there_are_is_refused_with_the_cure(stage: Stage) -> Non
     """Nothing is started, nothing is left."""
     play = stage.play("many", nnodes=9, nproc_per_node=1)
     assert play.ends() == 1
-    assert mentions(play.reason(), "9 node(s)", "cluster 'stage'", "3 free")
+    assert mentions(play.reason(), "9 nodes", "cluster 'stage'", "3 free")
 
 
 @pytest.mark.long

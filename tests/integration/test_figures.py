@@ -11,7 +11,8 @@ import pytest
 
 from holdfast.accounting.losses import UNTIL_STEP, losses
 from holdfast.history import History, Incident, queries
-from holdfast.report.text.wording import duration, plural, share
+from holdfast.plurals import plural
+from holdfast.report.text.wording import duration, share
 from tests.integration.conftest import PrefectServer
 from tests.integration.test_run_command import Place, gone
 from tests.mentions import mentions

@@ -140,7 +140,7 @@ def test_a_run_shows_its_name_page_incidents_and_events(stage: Stage, prefect_se
     by_name = {"name": {"any_": ["train shown"]}}
     (run,) = asked(prefect_server, "flow_runs/filter", flow_runs=by_name)
     assert run["state_type"] == "COMPLETED"
-    assert mentions(run["state"]["message"], "2 rank(s)", "status 0")
+    assert mentions(run["state"]["message"], "2 ranks", "status 0")
     link = f"{prefect_server.url.removesuffix('/api')}/runs/flow-run/{run['id']}"
 
     incident = artifact(prefect_server, "shown-incident-1")

@@ -79,7 +79,7 @@ def off_the_bus(stage: Stage, tmp_path: Path, name: str) -> Play:
     assert (play.state(), play.incidents()) == ("RUNNING", []), "by itself it stops nothing"
     play.chaos.kill(0)
     play.reaches("WAITING")
-    assert mentions(play.reason(), "0 node(s)", 1, "approval")
+    assert mentions(play.reason(), "0 nodes", 1, "approval")
     wait_until(
         lambda: [one.flow_run for one in approvals.pending_approvals(stage.history)] not in ([], [None]), seconds=60, explain=play.log
     )

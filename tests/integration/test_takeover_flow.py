@@ -164,7 +164,7 @@ def test_groups_that_broke_without_a_lost_rank_cost_the_step_and_no_process(stag
         (
             "newcomer",
             "if joins: raise MemoryError('cannot allocate 140 TB')",
-            "the new process of rank(s) 1 failed by itself",
+            "the new process of rank 1 failed by itself",
         ),
     ],
 )

@@ -179,10 +179,10 @@ def task_states(server: PrefectServer, **which: Any) -> dict[str, dict[str, Any]
 
 
 EXPECTED = {
-    "burn-in": ("BurnInFailed", "1 node(s) of cluster 'blocks' did not pass the burn-in: node-0 failed: disk: its disk wrote"),
+    "burn-in": ("BurnInFailed", "1 node of cluster 'blocks' did not pass the burn-in: node-0 failed: disk: its disk wrote"),
     "stranger": ("UnknownNode", "cluster 'blocks' has no node 'node-7'"),
-    "probe": ("TooFewHealthyNodes", "cluster 'blocks' has 1 healthy node(s), and 2 are required: node-1 unreachable"),
-    "capacity": ("CapacityTimeout", "after 100 ms cluster 'blocks' has 1 free node(s) of the 2 required (node-1: unreachable"),
+    "probe": ("TooFewHealthyNodes", "cluster 'blocks' has 1 healthy node, and 2 are required: node-1 unreachable"),
+    "capacity": ("CapacityTimeout", "after 100 ms cluster 'blocks' has 1 free node of the 2 required (node-1: unreachable"),
     "training": ("FailedRun", "ZeroDivisionError: division by zero"),
     "checkpoint": ("NoCheckpoint", "job 'block-ok' has no complete checkpoint in "),
     "unknown": ("UnknownJob", "no job 'block-never' in the history"),

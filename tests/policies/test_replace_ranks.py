@@ -100,13 +100,13 @@ REFUSALS: dict[str, tuple[Case, str]] = {
     "a flow that died": (a_loss("recovery-cut-short", None), "do not name"),
     "one that failed": (a_loss("recovery-overrun", None, tried=(RecoveryAction.REPLACE_RANKS,)), "tried already"),
     "a fifth one": (a_loss(replacement_attempts=5), "5 attempts to replace ranks"),
-    "a new process that raised": (a_loss("worker-exception", seated=frozenset({1})), "rank(s) 1 failed by itself"),
-    "a new process that ran out of memory": (a_loss("host-no-memory", seated=frozenset({1})), "rank(s) 1 failed by itself"),
+    "a new process that raised": (a_loss("worker-exception", seated=frozenset({1})), "rank 1 failed by itself"),
+    "a new process that ran out of memory": (a_loss("host-no-memory", seated=frozenset({1})), "rank 1 failed by itself"),
     "a new process that raised beside a lost one": (
         a_loss("worker-sigkill", 2, Fault(kind="worker-exception", at=NOW, node="a", rank=1), seated=frozenset({1})), "failed by itself",
     ),
     "nobody left": (a_loss(dead=frozenset({0, 2, 3})), "no rank with a usable state is left"),
-    "no place": (a_loss("node-lost", None, node="b", lost=frozenset("b")), "no hot spare for rank(s) 2, 3"),
+    "no place": (a_loss("node-lost", None, node="b", lost=frozenset("b")), "no hot spare for ranks 2–3"),  # noqa: RUF001 (a range)
     "an exception again": (
         a_loss("worker-exception", past=(a_recovery(RecoveryAction.REPLACE_RANKS, made_progress=False),)), "may follow the step",
     ),

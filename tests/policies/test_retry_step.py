@@ -48,7 +48,7 @@ def test_what_only_explains_why_the_groups_broke_does_not_keep_the_step_from_bei
 REFUSALS: dict[str, tuple[Case, str]] = {
     "groups of torch": (a_loss("group-broken", blocked_reason="the groups are torch's"), "torch's"),
     "a killed rank": (a_loss(), "asks for restart"),
-    "a rank that has ended meanwhile": (a_loss("group-broken", dead=frozenset({3})), "rank(s) 3 must be replaced"),
+    "a rank that has ended meanwhile": (a_loss("group-broken", dead=frozenset({3})), "rank 3 must be replaced"),
     "a lost node": (a_loss("group-broken", lost=frozenset("b")), "b cannot hold ranks"),
     "a node that a fault asks to leave": (
         a_loss("group-broken", 1, Fault(kind="gpu-off-bus", at=NOW, node="b")), "b cannot hold ranks",

@@ -63,7 +63,7 @@ def test_who_finds_no_place_is_left_out_with_its_copy_of_the_model(name: str) ->
 REFUSALS: dict[str, tuple[Case, str]] = {
     "groups of torch": (a_loss(blocked_reason="the groups are torch's"), "the groups are torch's"),
     "samples of its own for each rank": (a_loss(copies=()), "session.micro_batches"),
-    "fewer nodes than the job needs": (a_loss(least=3), "2 node(s) left, the job needs 3"),
+    "fewer nodes than the job needs": (a_loss(least=3), "2 nodes left, the job needs 3"),
     "a spare": (a_loss(spares=("s",)), "every lost rank has a place"),
     "no copy is whole": (a_loss("bc", nodes="abcd", copies=PIPELINES), "no copy of the model is complete"),
     "nobody is left who lives": (a_loss("ab", nodes="ab", copies=((0,), (1,)), hot_spares=(HotSpare(id=1, node="s"),)), "no copy"),

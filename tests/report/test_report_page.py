@@ -499,7 +499,7 @@ def test_only_nodes_that_this_job_lost_or_released_are_a_next_step(history: Hist
     """A lost node is tested, a released one is looked at, and what other jobs say of their nodes is theirs."""
     begun = filled.launched(history)
     begun.stand("node-1", "lost", "the node does not answer")
-    begun.stand("node-2", "excluded", "rank(s) 3 were moved to node-0")
+    begun.stand("node-2", "excluded", "rank 3 was moved to node-0")
     begun.add(NodeStatusChange(cluster="local", node="node-0", at=begun.clock, status="excluded", reason="", job_id="another"))
     job = begun.write()
     read = read_history(history, job, now=begun.clock + 60)

@@ -89,8 +89,8 @@ def test_a_lost_rank_without_a_place_restarts_the_others(loop: Callable[..., Flo
     seen = json.loads((flow.folder / "seen-0.json").read_text())
     assert seen[0]["step"] == 6
     log = (flow.folder / "rank-0.log").read_text()
-    assert "step 5 was saved by 2 rank(s) and continues on 1: all ranks have started anew" in log
-    assert "epoch 2 was divided among 2 rank(s), and is read by 1 in another order" in log
+    assert "step 5 was saved by 2 ranks and continues on 1: all ranks have started anew" in log
+    assert "epoch 2 was divided among 2 ranks, and is read by 1 in another order" in log
 
 
 def test_with_stock_groups_all_restart_in_the_middle_of_an_epoch(loop: Callable[..., FlowDouble], whole: Ended) -> None:

@@ -131,7 +131,7 @@ def test_fewer_ranks_start_anew_and_say_so(train: Train) -> None:
     assert flow.until(lambda: flow.workers.ended().get(flow.pids[0], -1) == 0, "the end of rank 0")
     result = json.loads((flow.folder / "result-0.json").read_text())
     assert (result["step"], result["epoch"]) == (3 * 11, 3.0), "44 samples are 11 steps of 4 for one rank, and 6 for two"
-    assert "step 4 was saved by 2 rank(s) and continues on 1: all ranks have started anew" in (flow.folder / "rank-0.log").read_text()
+    assert "step 4 was saved by 2 ranks and continues on 1: all ranks have started anew" in (flow.folder / "rank-0.log").read_text()
 
 
 def test_a_torn_checkpoint_of_the_trainer_is_left_out(train: Train, saves_that_fail: FlowDouble) -> None:

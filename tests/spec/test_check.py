@@ -141,11 +141,11 @@ def on_hosts(nodes: str, tmp_path: Path) -> list[str]:
         ("nnodes: 2\nnode_labels: {gpu: h200}", []),
         (
             "nnodes: 2\nspare_nodes: 1\nnode_labels: {gpu: h200}",
-            ["the job needs 2 and 1 spare, but cluster 'ssh' has 2 node(s) with gpu: h200"],
+            ["the job needs 2 and 1 spare, but cluster 'ssh' has 2 nodes with gpu: h200"],
         ),
-        ("nnodes: 1\nnode_labels: {gpu: b300}", ["the job needs 1, but cluster 'ssh' has 0 node(s) with gpu: b300"]),
+        ("nnodes: 1\nnode_labels: {gpu: b300}", ["the job needs 1, but cluster 'ssh' has 0 nodes with gpu: b300"]),
         ("nnodes: 2\nnproc_per_node: 8\nnode_labels: {net: ib}", []),
-        ("nnodes: 2\nnproc_per_node: 8", ["the job has 8 ranks on each node, but old1 has 4 GPU(s), and 1 other node(s) have too few"]),
+        ("nnodes: 2\nnproc_per_node: 8", ["the job has 8 ranks on each node, but old1 has 4 GPUs, and 1 other node has too few"]),
     ],
 )
 def test_a_job_selects_nodes_by_labels(nodes: str, wrong: list[str], tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from holdfast.cluster.slurm.parsing import Allocation, SlurmNodeState, node_stat
 from holdfast.detectors.evidence import SchedulerNodeState
 from holdfast.errors import HoldfastError, NoSlurm, SlurmRefused, SlurmUnavailable
 from holdfast.log import note
-from holdfast.report.text.wording import moment, plural
+from holdfast.plurals import plural
+from holdfast.report.text.wording import moment
 from holdfast.spec import SlurmCluster
 
 log = logging.getLogger("holdfast.cluster.slurm")
@@ -372,5 +373,5 @@ class Allocations:
         except SlurmRefused as error:  # it has ended already
             note(log, "slurm.cancel-rejected", allocations=",".join(ids), why=error)
         except SlurmUnavailable as error:
-            minutes = IDLE_SECONDS / 60
-            self._report(f"{error}. Slurm job(s) {', '.join(ids)} end by themselves within {minutes:.0f} minutes after their last agent")
+            jobs = f"Slurm job {ids[0]} ends by itself" if len(ids) == 1 else f"Slurm jobs {', '.join(ids)} end by themselves"
+            self._report(f"{error}. {jobs} within {IDLE_SECONDS / 60:.0f} minutes after the last agent has ended")

@@ -26,7 +26,7 @@ from holdfast.history.changes import RowChange, set_aside, write
 from holdfast.history.errors import translated
 from holdfast.history.lease import Fence
 from holdfast.log import note
-from holdfast.report.text.wording import plural
+from holdfast.plurals import plural
 
 log = logging.getLogger("holdfast.control")
 

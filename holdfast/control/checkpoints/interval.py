@@ -11,6 +11,7 @@ from typing import Final
 
 from holdfast.history import models
 from holdfast.history.statistics import SAVES, FleetStatistics, SaveStatistics, StepStatistics, costs_of, resumed_from_checkpoint
+from holdfast.plurals import plural
 from holdfast.policies.checkpoint_interval import RECOVERY_S, IntervalCase, IntervalLimits, Rate, advise, differs, rate_of, rollback_share
 from holdfast.report.phases import kind_of
 from holdfast.spec.job import CheckpointPlan
@@ -104,7 +105,8 @@ class CheckpointInterval:
         now, work = present or self.plan.first, self._work(steps)
         case, _ = case_of(self._fleet(nodes, incidents), work, nodes)
         if case is None or work.saves < ENOUGH:
-            return IntervalChoice(every=now, reason=f"{work.saves} save(s) have been measured, {ENOUGH} are needed to judge what they cost")
+            measured = plural(work.saves, "save has", "saves have")
+            return IntervalChoice(every=now, reason=f"{measured} been measured, {ENOUGH} are needed to judge what they cost")
         advice = advise(case, limits_of(self.plan))
         if not differs(now, advice.steps):
             return IntervalChoice(every=now, reason=f"it is near the best, {advice.steps:,}: {advice.reason}")

@@ -15,8 +15,8 @@ from holdfast.control.state.job_log import JobLog
 from holdfast.control.state.state_machine import JobStateMachine
 from holdfast.history import models
 from holdfast.history.statistics import STEPS
+from holdfast.plurals import plural
 from holdfast.policies.states import State
-from holdfast.report.text.wording import plural
 
 
 @dataclass(slots=True, kw_only=True)

@@ -40,6 +40,7 @@ from holdfast.detectors.training.process import START_FAILED
 from holdfast.detectors.training.progress import OVERRUN, STALLS
 from holdfast.errors import WorldError
 from holdfast.history import models
+from holdfast.plurals import plural
 from holdfast.policies import uptime
 from holdfast.policies.nodes.placement import nodes_needed
 from holdfast.policies.recovery.case import IN_PROCESS, Case, PastFault, RecoveryAction
@@ -94,7 +95,7 @@ def read_last_output(run: JobController) -> list[Fault]:
     found, unread = read(run.generations.state.evidence, lambda: time.monotonic() >= end)
     if unread:
         run.log.record_event(
-            f"the last output of {wording.plural(len(unread), 'rank')} ({wording.ranks(unread)}) was not read within {READ_SECONDS:g} s, "
+            f"the last output of {plural(len(unread), 'rank')} ({wording.ranks(unread)}) was not read within {READ_SECONDS:g} s, "
             f"for which a recovery waits. `holdfast logs {run.job.name}` shows it, `holdfast faults find` reads it"
         )
     return found

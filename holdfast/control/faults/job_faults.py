@@ -23,8 +23,8 @@ from holdfast.detectors.catalogue import Fault, FaultKey, RecommendedActions
 from holdfast.detectors.evidence import HangLimits
 from holdfast.detectors.training.progress import NOT_ENDING
 from holdfast.history import models
+from holdfast.plurals import named_ranks
 from holdfast.report.text import wording
-from holdfast.report.text.wording import ranks as in_ranges
 from holdfast.spec import TrainingJob
 
 REMEMBERED: Final = 5000
@@ -158,7 +158,8 @@ class JobFaults:
         self.record(fault, incident=None)
         running = sorted(rank.rank for rank in state.ranks.values() if not rank.ended)
         done = "rank 0 exited with status 0" if state.first.succeeded else f"step {until}, the last one, is done"
-        return f"{done}; rank(s) {in_ranges(running)} did not exit by themselves and are terminated: {fault.quote}"
+        end = "did not exit by itself and is terminated" if len(running) == 1 else "did not exit by themselves and are terminated"
+        return f"{done}; {named_ranks(running)} {end}: {fault.quote}"
 
     def symptom(self) -> str | None:
         """Return what has to be diagnosed, if anything."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from holdfast.detectors.evidence import NodePartitioned
 from holdfast.errors import WorldError
 from holdfast.log import note
+from holdfast.plurals import plural
 from holdfast.report.text.wording import size
 
 if TYPE_CHECKING:
@@ -124,7 +125,8 @@ def check_connections(source: NodeBackend, faults: Iterable[Fault], nodes: Seque
 def describe(pairs: Mapping[Pair, str]) -> str:
     """Return a line about *pairs* (at least one) that do not connect."""
     (first, second), why = next(iter(pairs.items()))
-    rest = f", and so do {len(pairs) - 1} more pair(s)" if len(pairs) > 1 else ""
+    more = len(pairs) - 1
+    rest = f", and neither {'does' if more == 1 else 'do'} {plural(more, 'more pair')}" if more else ""
     return f"{first} and {second} do not reach each other ({why}){rest}"
 
 

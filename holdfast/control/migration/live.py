@@ -20,11 +20,11 @@ from holdfast.control.supervisor.controller import TICK, JobController, poll
 from holdfast.control.supervisor.requests import MigrationRequest
 from holdfast.detectors.evidence import ReplaceRanksFailure
 from holdfast.errors import WorldError
+from holdfast.plurals import named_ranks
 from holdfast.policies.nodes.node_faults import NodeFault
 from holdfast.policies.nodes.placement import Membership, membership_after
 from holdfast.policies.recovery.escalation import Placement
 from holdfast.policies.states import Event, Transition
-from holdfast.report.text.wording import ranks as in_ranges
 
 
 class CannotMove(Exception):
@@ -252,7 +252,7 @@ class GrowLive(LiveChange):
             raise CannotMove("there is no room any more for the missing ranks")
         missing = sorted(set(places.values()) - set(run.agents.alive()))
         self.check_failures(run.nodes.bring_up(missing))
-        seats = self.change(places, frozenset(), reason=f"there was room for rank(s) {in_ranges(places)} again")
+        seats = self.change(places, frozenset(), reason=f"there was room for {named_ranks(places)} again")
         where = "; ".join(f"rank {seat.rank} came to {seat.node}" for seat in seats)
         return f"{where}: {len(run.generations.state.ranks)} of {run.generations.rank_table.width} ranks share each step's samples"
 
@@ -278,11 +278,11 @@ class RankMove(LiveChange):
             severe, reason = source not in generations.members, f"{request.kind}: {request.quote}"
             fault = NodeFault(node=source, severe=severe, reason=reason, evidence=(reason,), seen=time.time())
             run.nodes.eligibility.record_faults([fault])
-        ranks = ", ".join(map(str, sorted(leavers)))
+        ranks = named_ranks(leavers)
         if request.rank is None and source not in generations.members:
-            run.log.record_node_status(source, "excluded", f"rank(s) {ranks} were moved to {target}")
+            run.log.record_node_status(source, "excluded", f"{ranks} {'was' if len(leavers) == 1 else 'were'} moved to {target}")
             run.agents.drop_async(source)
-        return f"rank(s) {ranks} moved from {source} to {target}"
+        return f"{ranks} moved from {source} to {target}"
 
     def _leavers(self) -> tuple[frozenset[int], str]:
         """Return the ranks that leave, and their node."""

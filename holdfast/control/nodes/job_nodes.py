@@ -24,6 +24,7 @@ from holdfast.control.state.rank_table import SpareLocalRanks
 from holdfast.control.state.state_machine import JobStateMachine
 from holdfast.errors import WorldError
 from holdfast.history import History
+from holdfast.plurals import plural
 from holdfast.policies.recovery.case import HotSpare
 from holdfast.policies.states import State
 from holdfast.spec import Cluster, TrainingJob
@@ -142,14 +143,14 @@ class JobNodes:
             if node not in members:
                 self.agents.drop(node)
                 self.log.record_node_status(node, "lost", f"the agent of this spare node is unreachable: {why}")
-                self.log.record_event(f"spare {node} is lost ({why}); {len(self.spares())} spare(s) left")
+                self.log.record_event(f"spare {node} is lost ({why}); {plural(len(self.spares()), 'spare')} left")
         if not members or self.generations.migration is not None:  # the target of a planned move is no member yet
             return
         for node in self.agents.alive():
             if node not in members and (why := self.eligibility.why_ineligible(node)):
                 self.agents.drop_async(node)
                 self.log.record_node_status(node, "excluded", why)
-                self.log.record_event(f"spare {node} is released: {why}; {len(self.spares())} spare(s) left")
+                self.log.record_event(f"spare {node} is released: {why}; {plural(len(self.spares()), 'spare')} left")
 
     def forget_notice(self, node: str) -> None:
         """Forget that *node* was to be left: it stays, it is allocated anew, or it has come back."""

@@ -18,8 +18,8 @@ from holdfast.control.nodes.job_nodes import JobNodes
 from holdfast.control.state.generations import Generations
 from holdfast.errors import HoldfastError
 from holdfast.log import note
+from holdfast.plurals import named_ranks
 from holdfast.policies.recovery.in_process import placements_to_grow, restart_pays_off
-from holdfast.report.text.wording import ranks as in_ranges
 from holdfast.spec.job import TrainingJob
 
 log = logging.getLogger("holdfast.control")
@@ -121,4 +121,4 @@ class ScaleUp:
         if self.by_restart:
             return f"there is room on {', '.join(self.nodes())} again: all ranks are restarted on more nodes"
         places = self.places()
-        return f"there is room for rank(s) {in_ranges(places)} again, on {', '.join(sorted(set(places.values())))}"
+        return f"there is room for {named_ranks(places)} again, on {', '.join(sorted(set(places.values())))}"

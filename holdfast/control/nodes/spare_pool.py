@@ -18,7 +18,8 @@ from holdfast.control.state.generations import Generations
 from holdfast.control.state.job_log import JobLog
 from holdfast.errors import HoldfastError, WorldError
 from holdfast.log import note
-from holdfast.report.text.wording import listing, plural
+from holdfast.plurals import plural
+from holdfast.report.text.wording import listing
 from holdfast.spec.job import TrainingJob
 
 log = logging.getLogger("holdfast.control")

@@ -15,11 +15,11 @@ from holdfast.control.state.rank_table import RankTable
 from holdfast.control.supervisor.controller import JobController
 from holdfast.detectors.evidence import ReplaceRanksFailure
 from holdfast.errors import CommandRejected, NodeError, WorldError
+from holdfast.plurals import named_ranks
 from holdfast.policies.nodes.placement import Membership, membership_after
 from holdfast.policies.recovery.escalation import Decision, Placement
 from holdfast.policies.states import Event, Transition
 from holdfast.report.text.wording import listing
-from holdfast.report.text.wording import ranks as in_ranges
 
 
 def isolate(run: JobController, incident: IncidentInWork, decision: Decision) -> Transition:
@@ -49,8 +49,7 @@ def isolate(run: JobController, incident: IncidentInWork, decision: Decision) ->
     if failed := failures(answers):
         return _faulted(run, failed)
     world = len(generations.state.ranks)
-    plural = "rank" if len(unhealthy) == 1 else "ranks"
-    stopped = f"{plural} {in_ranges(unhealthy)} of generation {generations.number} stopped" if unhealthy else "no rank stopped"
+    stopped = f"{named_ranks(unhealthy)} of generation {generations.number} stopped" if unhealthy else "no rank stopped"
     return Transition(Event.ISOLATED, f"{stopped}; {world - len(unhealthy)} of {world} ranks keep their processes and wait")
 
 

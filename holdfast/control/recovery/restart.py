@@ -15,6 +15,7 @@ from holdfast.control.supervisor.controller import JobController
 from holdfast.detectors.evidence import StartFailure
 from holdfast.detectors.nodes.node import NODE_LEAVING
 from holdfast.errors import NodeError
+from holdfast.plurals import plural
 from holdfast.policies.nodes.node_faults import find_node_faults
 from holdfast.policies.nodes.placement import Membership, members_after, place, with_spares
 from holdfast.policies.recovery.case import Decision, RecoveryAction
@@ -84,7 +85,8 @@ def reschedule(run: JobController, decision: Decision) -> Transition:
     for why, unfit in nodes.preflight.news(decision.add).items():
         run.log.record_event(f"{', '.join(unfit)}: {why}. There is no better node, so the job runs there")
     if decision.action is RecoveryAction.WAIT_FOR_CAPACITY and len(after) < decision.need:
-        return Transition(Event.SHORT, "; ".join([f"{len(after)} of {decision.need} node(s) are there", *nodes.eligibility.left_out()]))
+        there = plural(len(after), f"node of {decision.need} is there", f"nodes of {decision.need} are there")
+        return Transition(Event.SHORT, "; ".join([there, *nodes.eligibility.left_out()]))
     world = 0
     if decision.action not in WIDTH_MAY_CHANGE:  # after in-process recoveries fewer nodes may hold all ranks than are meant to
         world, after = len(generations.state.ranks), with_spares(after, nodes.spares(), generations.width)

@@ -16,6 +16,7 @@ from holdfast.errors import LeaseLost, LeaseUnconfirmed, WorldError
 from holdfast.history import approvals
 from holdfast.history.approvals import ISOLATE
 from holdfast.history.models import ApprovalRequest
+from holdfast.plurals import all_of
 from holdfast.policies.nodes.node_faults import NodeFault, isolating_fault
 from holdfast.policies.nodes.placement import members_after
 from holdfast.policies.recovery.case import RecoveryAction
@@ -36,7 +37,7 @@ def wait_for_approval(run: JobController) -> Transition:
             if answer.nodes.keys() == set(decision.drop):  # else the answer to a request that was withdrawn just then
                 return _answered(run, incident, answer)
         if state.ranks and state.all_succeeded():
-            return Transition(Event.FINISHED, f"all {len(state.ranks)} rank(s) exited with status 0")
+            return Transition(Event.FINISHED, f"{all_of(len(state.ranks), 'rank')} exited with status 0")
         if (turn := ending(run)) is not None:
             return turn
         if lost := run.faults.missing_members().keys() - missing:

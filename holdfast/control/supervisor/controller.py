@@ -43,12 +43,13 @@ from holdfast.errors import JobDetached, LeaseLost
 from holdfast.history import History, LeaseRenewer, Recorder, models, this_host
 from holdfast.log import note
 from holdfast.paths import job_directory
+from holdfast.plurals import all_of, named_ranks
 from holdfast.policies.nodes.cordons import Owner
 from holdfast.policies.recovery.policy import Policy
 from holdfast.policies.slowness import StragglerAction
 from holdfast.policies.states import Event, State, Transition
 from holdfast.protocol import Message
-from holdfast.report.text.wording import count, ranks
+from holdfast.report.text.wording import count
 from holdfast.spec import Cluster, TrainingJob
 
 log = logging.getLogger("holdfast.control")
@@ -427,8 +428,9 @@ def _who_runs(state: GenerationState) -> str:
     """Say that the ranks run, and which of them have exited already."""
     gone = [view.rank for view in state.ranks.values() if view.succeeded]
     if not gone:
-        return f"all {len(state.ranks)} rank(s) run"
-    return f"all {len(state.ranks)} rank(s) have started; rank(s) {ranks(gone)} exited with status 0 already"
+        return all_of(len(state.ranks), "rank runs", "ranks run")
+    started = all_of(len(state.ranks), "rank has started", "ranks have started")
+    return f"{started}; {named_ranks(gone)} exited with status 0 already"
 
 
 def see_begun(run: JobController, *, seconds: float) -> Transition | None:
@@ -458,9 +460,10 @@ def poll(run: JobController) -> Transition | None:
 def _done(run: JobController) -> str:
     """Return why the job is completed; empty when it is not."""
     if run.generations.state.ranks and run.generations.state.all_succeeded():
+        every = all_of(len(run.generations.state.ranks), "rank")
         if (step := run.generations.complete_before) is not None:
-            return f"it was complete at step {count(step)} already: all {len(run.generations.state.ranks)} rank(s) resumed there and exited"
-        return f"all {len(run.generations.state.ranks)} rank(s) exited with status 0"
+            return f"it was complete at step {count(step)} already: {every} resumed there and exited"
+        return f"{every} exited with status 0"
     if why := run.faults.why_completed():
         run.log.record_event(why)
     return why

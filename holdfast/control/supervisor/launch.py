@@ -13,9 +13,10 @@ from holdfast.control.recovery.restart import begin_generation, start_workers
 from holdfast.control.supervisor.controller import SLICE, JobController, ending, watch
 from holdfast.errors import LeaseUnconfirmed, NodeError, NotEnoughNodes, OperatorError, WorldError
 from holdfast.log import note
+from holdfast.plurals import plural
 from holdfast.policies.nodes.placement import place
 from holdfast.policies.states import Event, Transition
-from holdfast.report.text.wording import listing, plural
+from holdfast.report.text.wording import listing
 from holdfast.spec.check import gpu_problems, short_of_gpus
 
 log = logging.getLogger("holdfast.control")
@@ -103,9 +104,9 @@ def gather(run: JobController) -> tuple[str, ...]:
         run.agents.drop(node)
     short = every - len(ready)
     if short:
-        run.log.record_event(
-            f"{short} of {spec.spare_nodes} spare node(s) are not available" + (f": {'; '.join(missing_for)}" if missing_for else "")
-        )
+        of = f"of {spec.spare_nodes}"
+        unavailable = plural(short, f"spare node {of} is not available", f"spare nodes {of} are not available")
+        run.log.record_event(unavailable + (f": {'; '.join(missing_for)}" if missing_for else ""))
     run.faults.network_check.begin(ready)
     return tuple(ready[: spec.max_nodes])
 
@@ -113,7 +114,8 @@ def gather(run: JobController) -> tuple[str, ...]:
 def without_gpus(run: JobController) -> list[str]:
     """Describe which local nodes have too few GPUs of their own, and what to do when that leaves the job too few nodes."""
     short = short_of_gpus(run.spec, run.cluster)
-    found = [f"{listing(sorted(short))} with fewer GPUs of its own than {run.spec.ranks_per_node} rank(s)"] if short else []
+    needed, whose = plural(run.spec.ranks_per_node, "GPU"), "its own" if len(short) == 1 else "their own"
+    found = [f"{listing(sorted(short))} with fewer than {needed} of {whose}"] if short else []
     return found + [one.cure for one in gpu_problems(run.spec, run.cluster)]
 
 

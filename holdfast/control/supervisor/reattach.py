@@ -21,10 +21,10 @@ from holdfast.errors import CommandRejected, NodeLost, ProtocolMismatch, Version
 from holdfast.history import models, queries
 from holdfast.log import note
 from holdfast.paths import outbox_file
+from holdfast.plurals import plural
 from holdfast.policies.recovery.case import IN_PROCESS, Decision, RecoveryAction
 from holdfast.policies.states import Event, State
 from holdfast.protocol import Message
-from holdfast.report.text.wording import plural
 
 log = logging.getLogger("holdfast.control")
 
@@ -62,10 +62,8 @@ def reattach(run: JobController) -> None:
     run.generations.managed = run.generations.managed or run.generations.state.managed()
     alive = sum(len(one["workers"]) for one in statuses.values() if one["generation"] == generation)
     if not run.handed_over:
-        run.log.record_event(
-            f"a new flow reattached to the job in state {run.state}: "
-            f"{alive} worker(s) of generation {generation} run on {len(statuses)} node(s)"
-        )
+        running = plural(alive, f"worker of generation {generation} runs", f"workers of generation {generation} run")
+        run.log.record_event(f"a new flow reattached to the job in state {run.state}: {running} on {plural(len(statuses), 'node')}")
     _choose_state(run)
 
 

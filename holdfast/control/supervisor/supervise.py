@@ -44,9 +44,9 @@ from holdfast.history.statistics import fleet, work
 from holdfast.host.rlimits import raise_descriptor_limit
 from holdfast.log import note
 from holdfast.paths import make_private, outbox_file
+from holdfast.plurals import plural
 from holdfast.policies.nodes.node_faults import NodeFault, isolating_fault
 from holdfast.policies.states import Event, State
-from holdfast.report.text import wording
 from holdfast.spec import Cluster, TrainingJob
 from holdfast.spec.policy import LONGEST
 from holdfast.stored_job import recorded_cluster, recorded_spec
@@ -285,7 +285,7 @@ def _record_saved(run: JobController) -> None:
     """Record where a resume continues from, as far as Holdfast knows: a script without managed state saves in its own way."""
     step = newest_on_disk(run) if run.generations.managed else 0
     if step:
-        lost = wording.plural(run.generations.best - step, "step") + " after it are lost; " if run.generations.best > step else ""
+        lost = plural(run.generations.best - step, "step") + " after it are lost; " if run.generations.best > step else ""
         run.saved = f"saved at step {step}; {lost}resume continues from there"
     elif run.generations.state.ranks and not _never_trained(run):
         run.saved = "Holdfast has no checkpoint of it; its script resumes from what it saved itself, or from its first step"

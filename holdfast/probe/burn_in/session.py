@@ -31,6 +31,7 @@ NEEDED: Final = (
     "holdfast.detectors.codec",
     "holdfast.detectors.nodes.burn_in_results",
     "holdfast.security.authenticated_listener",
+    "holdfast.plurals",
 )
 CHECKS: Final = "holdfast.probe.burn_in.checks"
 

@@ -13,6 +13,7 @@ from holdfast.cluster import NodeBackend, NodeView, names_of, open_cluster
 from holdfast.errors import AllocationRequired, CapacityTimeout, NotEnoughNodes
 from holdfast.history import History, Job, cordons
 from holdfast.history.cordons import CordonTable
+from holdfast.plurals import plural
 from holdfast.policies.nodes.cordons import Node, describe
 from holdfast.policies.nodes.maintenance import PlannedOutage
 from holdfast.policies.nodes.maintenance import planned_outage as maintenance_of
@@ -121,7 +122,8 @@ def wait_for(
     *report* gets a line whenever the answer changes. Raise `NotEnoughNodes` at once when the cluster has fewer nodes altogether.
     """
     if nodes > check.size:
-        labels = f"only {check.size} node(s) have the labels {dict(check.labels)}" if check.labels else f"it has {check.size} in all"
+        have = plural(check.size, "node has", "nodes have")
+        labels = f"only {have} the labels {dict(check.labels)}" if check.labels else f"it has {check.size} in all"
         raise NotEnoughNodes(nodes, check.size, check.cluster.name, labels)
     begun, reported = time.monotonic(), ""
     while True:

@@ -15,10 +15,10 @@ from holdfast.detectors.nodes.probe_result import NodeProbe
 from holdfast.detectors.nodes.readings import NodeReading
 from holdfast.history import History
 from holdfast.history.health_samples import KnownHealth, latest_health, save_sweep
+from holdfast.plurals import plural
 from holdfast.policies.nodes.node_health import HealthAssessment, HealthChange, NodeHealthState, assess_health, health_change
 from holdfast.probe.registry import register
 from holdfast.probe.sweep import DEADLINE, Sweeper, open_sweeper
-from holdfast.report.text.wording import plural
 from holdfast.spec import Cluster
 
 

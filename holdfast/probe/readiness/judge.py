@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+from holdfast.plurals import plural
 from holdfast.probe.readiness.findings import Baseline, Facts, Found, ReadinessFinding, ReadinessState, blind, gpus_of, minor
-from holdfast.report.text.wording import plural
 from holdfast.torch_versions import untested
 
 MB, GB = 10**6, 10**9

@@ -16,7 +16,7 @@ from holdfast.detectors.nodes.gpu_readings import GpuReading
 from holdfast.history import History, queries
 from holdfast.history.health_samples import latest_health
 from holdfast.history.models import Job
-from holdfast.report.text import wording
+from holdfast.plurals import plural
 from holdfast.spec import TrainingJob, cluster_of
 from holdfast.spec.launch_options import fields_of_cluster, fields_of_job
 from holdfast.support.redactor import Redactor
@@ -84,7 +84,7 @@ def _facts_of_several(jobs: Sequence[Job]) -> Iterator[tuple[str, str]]:
 
 def _counted(values: Iterable[str]) -> str:
     known = Counter(value for value in values if value).most_common()
-    shown = [value if len(known) == 1 else f"{value} ({wording.plural(number, 'job')})" for value, number in known[:MOST_VALUES]]
+    shown = [value if len(known) == 1 else f"{value} ({plural(number, 'job')})" for value, number in known[:MOST_VALUES]]
     return ", ".join(shown) + (f" and {len(known) - MOST_VALUES} more" if len(known) > MOST_VALUES else "")
 
 

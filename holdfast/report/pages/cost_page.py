@@ -11,6 +11,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from holdfast.accounting.bill import Bill, FailureLoss
 from holdfast.accounting.ledger import MEANING, UNFINISHED, TimeCategory
+from holdfast.plurals import plural
 from holdfast.report import cost_table
 from holdfast.report.cost_table import hours
 from holdfast.report.pages.charts.axes import BarPart, bar_pitch, named_bar, shortened
@@ -167,7 +168,7 @@ def loss_bars(bill: Bill, size: Size) -> Markup | None:
     if not rows:
         return None
     lost = hours(bill.hours(TimeCategory.LOST))
-    text = f"{lost} were lost to {wording.plural(len(rows), 'kind')} of faults. The tables have the numbers."
+    text = f"{lost} were lost to {plural(len(rows), 'kind')} of faults. The tables have the numbers."
     return _bars(bill, rows, size, f"lost-{size}", title="Lost to failures", text=text)
 
 

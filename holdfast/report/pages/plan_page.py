@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from markupsafe import Markup
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from holdfast.plurals import plural
 from holdfast.report.pages.charts.axes import BarPart, bar_pitch, named_bar, shortened
 from holdfast.report.pages.charts.drawing import DrawingBox, SvgTheme, drawing, style, svg
 from holdfast.report.pages.recoveries import COLORS
@@ -66,7 +67,7 @@ def page(plan: JobPlan, sizes: PlanSweep) -> bytes:
         "plan.html.j2",
         who=f"{request.gpus:,} GPUs",
         sentence=f"{_spares(plan)}, a checkpoint every {plan.interval.best.label}, policy {plan.policy.best.label}.",
-        span=f"{SYSTEMS[best.result.system].title}; faults {source}; {wording.plural(request.runs, 'run')} of "
+        span=f"{SYSTEMS[best.result.system].title}; faults {source}; {plural(request.runs, 'run')} of "
         f"{wording.duration(86_400 * request.days)}.",
         note=f"{plan.caveat()} {_NOTE}".strip(),
         tiles=[
@@ -87,7 +88,7 @@ def page(plan: JobPlan, sizes: PlanSweep) -> bytes:
 
 def _spares(plan: JobPlan) -> str:
     count, warm = int(plan.spares.best.value), int(plan.hot_spares.best.value)
-    return f"{wording.plural(count, 'spare node')}, {warm} of them with hot spares" if count else "No spare nodes"
+    return f"{plural(count, 'spare node')}, {warm} of them with hot spares" if count else "No spare nodes"
 
 
 def _share_tile(label: str, spread: Spread, note: str) -> Tile:

@@ -10,6 +10,7 @@ from typing import Final
 from markupsafe import Markup
 
 from holdfast.history.models import Incident
+from holdfast.plurals import plural
 from holdfast.report.case import IncidentCase
 from holdfast.report.pages.charts.axes import BarPart, badge, bar_pitch, named_bar, shortened, time_axis
 from holdfast.report.pages.charts.drawing import Drawing, DrawingBox, SvgTheme, drawing, svg
@@ -77,7 +78,7 @@ def phase_bars(drawn: Sequence[Bar], box: DrawingBox, name: str, *, wide: bool, 
     on.axis_titles("time since the fault")
     longest = max(drawn, key=lambda bar: bar.seconds)
     text = (
-        f"{wording.plural(len(drawn), 'recovery', 'recoveries')}; the longest, of incident {longest.case.incident.number}, "
+        f"{plural(len(drawn), 'recovery', 'recoveries')}; the longest, of incident {longest.case.incident.number}, "
         f"took {wording.duration(longest.seconds)}. Each incident below has its numbers in a table."
     )
     return svg(on, name=name, title="Phase times of each recovery", text=text)

@@ -15,6 +15,7 @@ import holdfast.detectors.all_kinds  # noqa: F401 (registers every kind in the c
 from holdfast.detectors import catalogue
 from holdfast.detectors.catalogue import FaultKind
 from holdfast.history.models import Checkpoint, FaultRecord, Generation, NodeStatusChange
+from holdfast.plurals import plural
 from holdfast.report import cost_table, memory, phases
 from holdfast.report.case import LONGEST, IncidentCase, evidence_of, hypotheses_of
 from holdfast.report.explanations import explained, explained_in_short
@@ -131,7 +132,7 @@ def page(history: JobHistory) -> str:
 def _sentence(history: JobHistory) -> str:
     """Return the result of the job in one sentence."""
     wall, last = wording.duration(history.wall_seconds), _last_step(history)
-    steps = "" if last is None else wording.plural(last, "step")
+    steps = "" if last is None else plural(last, "step")
     match history.state:
         case "COMPLETED":
             head = f"Completed {steps} in {wall}" if steps else f"Completed after {wall}"
@@ -143,7 +144,7 @@ def _sentence(history: JobHistory) -> str:
     if not history.cases:
         return f"{head}, with no incident."
     met = "with" if history.state == "FAILED" else "through"
-    return f"{head}, {met} {wording.plural(len(history.cases), 'incident')}: {cost_table.sentence(history.losses)}."
+    return f"{head}, {met} {plural(len(history.cases), 'incident')}: {cost_table.sentence(history.losses)}."
 
 
 def tiles(history: JobHistory) -> Iterator[Tile]:
@@ -185,7 +186,7 @@ def _loss_tile(history: JobHistory) -> Tile:
     if not len(finite):
         return Tile(label="Last loss", value=wording.NOTHING, note="none finite reported")
     bad = len(values) - len(finite)
-    note = f"{wording.plural(bad, 'step')} without a finite one" if bad else f"first {finite[0]:.4g}, lowest {finite.min():.4g}"
+    note = f"{plural(bad, 'step')} without a finite one" if bad else f"first {finite[0]:.4g}, lowest {finite.min():.4g}"
     return Tile(label="Last loss", value=f"{finite[-1]:.4g}", note=note)
 
 

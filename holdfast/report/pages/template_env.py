@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from holdfast.plurals import plural
 from holdfast.report.text import wording
 
 
@@ -38,8 +39,9 @@ def render(template: str, **values: Any) -> str:  # noqa: ANN401 (whatever the t
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    for name in ("duration", "moment", "since", "count", "share", "size", "plural", "on_target"):
+    for name in ("duration", "moment", "since", "count", "share", "size", "on_target"):
         environment.filters[name] = getattr(wording, name)
+    environment.filters["plural"] = plural
     return environment.get_template(template).render(style=Markup(style_sheet()), **values)  # noqa: S704 (our own style sheet)
 
 

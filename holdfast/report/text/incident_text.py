@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from holdfast.detectors.catalogue import CATALOGUE, RecommendedAction
 from holdfast.history.models import DecisionRecord
+from holdfast.plurals import plural
 from holdfast.policies.recovery.case import RecoveryAction
 from holdfast.report.case import IncidentCase
 from holdfast.report.text import wording
@@ -174,7 +175,7 @@ def cost(case: IncidentCase) -> str:
         case "recovered":
             again = "all processes started again" if incident.until_started else "training again"
             facts = [] if incident.downtime_s is None else [f"{again} after {wording.duration(incident.downtime_s)}"]
-            facts += [] if incident.steps_lost is None else [f"{wording.plural(incident.steps_lost, 'step')} lost"]
+            facts += [] if incident.steps_lost is None else [f"{plural(incident.steps_lost, 'step')} lost"]
             return ", ".join(facts) or again
         case "passed":
             return "it passed by itself"

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from holdfast.history.models import DecisionRecord, FaultRecord, Incident, IncidentDiagnosis, Phase
+from holdfast.plurals import plural
 from holdfast.report.case import Hypothesis, IncidentCase, evidence_of, hypotheses_of
 from holdfast.report.explanations import explained, explained_in_short
 from holdfast.report.phases import SUM, parts
@@ -132,7 +133,7 @@ def _seen(faults: Sequence[FaultRecord]) -> Iterator[str]:
             f"{wording.visible(one.kind)} on {wording.visible(one.target)}: {incident_text.brief(str(one.evidence.get('quote') or ''))}"
             for one in others
         ]
-        yield _folded(f"{wording.plural(len(others), 'secondary failure')}", lines)
+        yield _folded(f"{plural(len(others), 'secondary failure')}", lines)
 
 
 def _explained(diagnoses: Sequence[IncidentDiagnosis]) -> Iterator[str]:
@@ -150,7 +151,7 @@ def _explained(diagnoses: Sequence[IncidentDiagnosis]) -> Iterator[str]:
     if lines:
         yield "\n".join(lines)
     if others:
-        summary = f"{wording.plural(len(others), 'other hypothesis', 'other hypotheses')}"
+        summary = f"{plural(len(others), 'other hypothesis', 'other hypotheses')}"
         yield _folded(summary, [_in_short(one) for one in others])
 
 

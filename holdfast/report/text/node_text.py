@@ -10,12 +10,13 @@ from typing import Final
 
 from holdfast.detectors.catalogue import CATALOGUE
 from holdfast.detectors.nodes.burn_in_results import Check, CheckMark
+from holdfast.plurals import plural
 from holdfast.policies.nodes.burn_in import BurnInOutcome, explain_still_isolated, figures_of, node_result
 from holdfast.policies.nodes.node_health import HARMLESS, LOAD_KINDS, HealthAssessment, HealthChange, HealthFinding, worst_first
 from holdfast.policies.nodes.node_states import NodeState
 from holdfast.probe.health import Checkup
 from holdfast.report.text.markdown import plain
-from holdfast.report.text.wording import duration, listing, moment, plural
+from holdfast.report.text.wording import duration, listing, moment
 
 MOST_NAMED: Final = 3
 """Changes that a state's message names."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any, Final
 
+from holdfast.plurals import plural
 from holdfast.policies.recovery import escalation
 from holdfast.policies.recovery.case import RecoveryAction, Rule
 from holdfast.policies.recovery.escalation import RequestApproval, RollBack
@@ -13,7 +14,7 @@ from holdfast.policies.recovery.in_process import ReplaceRanks, RetryStep, Shrin
 from holdfast.policies.recovery.policy import Policy
 from holdfast.policies.recovery.recurrence import ExcuseWhenCorrelated, LeaveWhenFlapping, LeaveWhenRecurring
 from holdfast.policies.slowness import MigrateStraggler
-from holdfast.report.text.wording import duration, plural, share
+from holdfast.report.text.wording import duration, share
 
 
 def _correlated(rule: Any, _policy: Policy) -> str:  # noqa: ANN401 (each of these functions takes a rule of its own class)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from holdfast.plurals import plural
 from holdfast.report.layout import Layout
 from holdfast.report.profiles import JobProfile, RankProfile
-from holdfast.report.text.wording import NOTHING, count, duration, plural, ranks, share
+from holdfast.report.text.wording import NOTHING, count, duration, ranks, share
 
 SCHEDULES: Final[Mapping[str, str]] = {
     "gpipe": "GPipe: all forward passes, then all backward passes",

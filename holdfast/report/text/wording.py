@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.plurals import plural, ranges
+
 if TYPE_CHECKING:
     from holdfast.history.models import Incident
 
@@ -131,11 +133,6 @@ def size(number: int | None) -> str:
     return f"{amount:,.3g} TB" if amount < _BYTES else f"{amount:,.0f} TB"
 
 
-def plural(number: int, one: str, many: str | None = None) -> str:
-    """Return *number* with the noun in singular or plural."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
 def listing(names: Iterable[str], most: int = 16) -> str:
     """List names, of many only the first: ``gpu-1, gpu-2 and 4,094 more``."""
     named = list(names)
@@ -144,19 +141,7 @@ def listing(names: Iterable[str], most: int = 16) -> str:
 
 def ranks(numbers: Iterable[int]) -> str:
     """Return a set of ranks as ranges."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in runs) or NOTHING  # noqa: RUF001 (a range)
-
-
-def named_ranks(numbers: Iterable[int]) -> str:
-    """Return ranks with their noun: ``rank 3``, ``ranks 0–3``; empty where there are none."""  # noqa: RUF002 (a range)
-    found = set(numbers)
-    return f"{'rank' if len(found) == 1 else 'ranks'} {ranks(found)}" if found else ""
+    return ranges(numbers) or NOTHING
 
 
 def act(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
+from holdfast.plurals import plural
 from holdfast.runtime.checkpoint import manifest
 from holdfast.runtime.checkpoint.manifest import Manifest
 from holdfast.runtime.checkpoint.storage import METADATA, CheckpointReader
@@ -117,7 +118,8 @@ def _check_storage(one: VerifiedCheckpoint, key: str, shape: tuple[int, ...]) ->
     """Check that the chunks of a tensor cover it, and that each is in a file of the checkpoint."""
     chunks, metadata = one.chunks(key), one.reader.read_metadata()
     if sum(prod(sizes) for _, sizes in chunks) != prod(shape):
-        return [f"'{key}' has the shape {shape}, but its {len(chunks)} stored chunk(s) do not cover it"]
+        covering = plural(len(chunks), "stored chunk does", "stored chunks do")
+        return [f"'{key}' has the shape {shape}, but its {covering} not cover it"]
     places = metadata.storage_data or {}
     for number, (offsets, sizes) in enumerate(chunks):
         if not prod(sizes):

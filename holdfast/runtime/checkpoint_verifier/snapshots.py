@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from holdfast.memstore.shared_memory import Snapshot
+from holdfast.plurals import all_of, plural
 from holdfast.runtime.checkpoint_verifier import agreement
 from holdfast.runtime.checkpoint_verifier.agreement import raw
 from holdfast.runtime.checkpoint_verifier.checkpoint import VerifiedCheckpoint
@@ -84,7 +85,7 @@ def verify_snapshots(snapshots: VerifiedSnapshots, world: int, found: Findings) 
     _verify_shards(snapshots, found)
     states = {rank: blobs["rank_state"] for rank, blobs in snapshots.blobs.items() if isinstance(blobs.get("rank_state"), Mapping)}
     missing = [f"the per-rank state of rank {rank} is missing" for rank in sorted(set(range(world)) - states.keys())]
-    found.prove(f"the per-rank state of all {world} rank(s) is there", missing)
+    found.prove(f"the per-rank state of {all_of(world, 'rank')} is there", missing)
     agreement.check_positions(found, {rank: one.get("data") for rank, one in states.items()})
     agreement.check_generators(found, {rank: one.get("rng") for rank, one in states.items()}, world)
     dynamic = {rank: blobs["dynamic"] for rank, blobs in snapshots.blobs.items() if "dynamic" in blobs}
@@ -110,7 +111,7 @@ def _verify_shards(snapshots: VerifiedSnapshots, found: Findings) -> None:
         broken += [f"'{key}', named by rank {rank}, is missing" for key in sorted(named - tensors.keys())]
         counts[rank] = agreement.step_counters(tensors)
         agreement.check_values(found, {key: tuple(one.shape) for key, one in tensors.items()}, tensors.__getitem__)
-    found.prove(f"the parts of {len(snapshots.shards)} shard(s) have the same index and contain every tensor in it", broken)
+    found.prove(f"the parts of {plural(len(snapshots.shards), 'shard')} have the same index and contain every tensor in it", broken)
     agreement.check_counters(found, counts)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
+from holdfast.plurals import plural
 from holdfast.runtime.data.batch_shards import BatchShard, BatchSplit, MicroBatch, split
 from holdfast.runtime.data.prepared import PreparedLoader
 from holdfast.runtime.state import rng
@@ -279,9 +280,9 @@ class Loader:
             )
         else:  # Accelerate gives a sampler a generator where there are several ranks
             _log.warning(
-                "epoch %d was divided among %d rank(s), and is read by %d in another order: some of its samples come again, and others are "
+                "epoch %d was divided among %s, and is read by %d in another order: some of its samples come again, and others are "
                 "left out",
-                *(int(state["epoch"]) + 1, state["ranks"], self._parts),
+                *(int(state["epoch"]) + 1, plural(state["ranks"], "rank"), self._parts),
             )
         # The position in batches of the current size, over the current ranks, after as many samples.
         self.epoch = state["epoch"]

@@ -337,7 +337,9 @@ class MembershipManager:
             self.abandon_device_groups(why)  # also those that have lost nobody: their members may wait for a rank that has left
             for group in list(self.groups):
                 if (members := sorted(lost & set(group.ranks))) and not group.is_broken:
-                    group.abandon(f"rank(s) {', '.join(map(str, members))} lost")
+                    # Numbers and no ranges: the diagnosis reads them (`detectors.causes.peers_in`).
+                    noun, verb = ("rank", "is") if len(members) == 1 else ("ranks", "are")
+                    group.abandon(f"{noun} {', '.join(map(str, members))} {verb} lost")
 
     def _dump_if_stuck(self, generation: int) -> None:
         """Log the stacks of this rank if it has entered no other generation by now: it may wait for ever."""

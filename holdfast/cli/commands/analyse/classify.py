@@ -23,7 +23,8 @@ from holdfast.detectors.catalogue import TAKES_NODE_OUT, FaultKind
 from holdfast.detectors.confirmation import acts_alone
 from holdfast.detectors.log_lines.heuristics import OTHERS
 from holdfast.errors import NotReadable
-from holdfast.report.text.wording import plural, visible
+from holdfast.plurals import plural
+from holdfast.report.text.wording import visible
 
 QUOTED: Final = 500
 """Characters of a line that a classification repeats."""

@@ -10,9 +10,9 @@ from holdfast.accounting.bill import Bill, bill
 from holdfast.cli.job_view import find_job
 from holdfast.cli.output import echo, echo_facts, echo_json, echo_table, echo_wrapped, heading, hint, section
 from holdfast.history.store import History
+from holdfast.plurals import plural
 from holdfast.report import cost_table as words
 from holdfast.report import write_cost
-from holdfast.report.text.wording import plural
 
 WIDTH: Final = 100
 MAX_ROWS: Final = 12

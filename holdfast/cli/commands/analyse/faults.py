@@ -16,7 +16,7 @@ from holdfast.detectors.confirmation import ActsOn, acts_on
 from holdfast.detectors.evidence import LogLine
 from holdfast.detectors.signatures.loading import ANY
 from holdfast.errors import UnknownFault, UnknownOptionValue
-from holdfast.report.text.wording import plural
+from holdfast.plurals import plural
 from holdfast.spec.files import synonyms
 
 

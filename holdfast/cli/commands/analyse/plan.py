@@ -10,8 +10,9 @@ import click
 
 from holdfast.cli.output import echo, echo_facts, echo_json, echo_table, echo_wrapped, heading, section
 from holdfast.errors import BadParameters, Problem
+from holdfast.plurals import plural
 from holdfast.report import write_plan
-from holdfast.report.text.wording import duration, plural, share
+from holdfast.report.text.wording import duration, share
 from holdfast.simulator.engine import policy_named
 from holdfast.simulator.planning import SIZES, JobPlan, PlanPoint, PlanRequest, PlanSweep, by_size, cases, make_plan
 from holdfast.simulator.results import Spread
@@ -146,7 +147,7 @@ def _show(made: JobPlan, price: float | None) -> None:
     request, best = made.request, made.sensitivity.points[0]
     source = "as in a trace of a real cluster" if request.rate is None else f"independent, {request.rate:g} in 1,000 node-days"
     heading(f"{request.gpus:,} GPUs on {request.nodes:,} nodes under {SYSTEMS[best.result.system].title}")
-    echo(f"Faults {source}; {request.runs} run(s) of {duration(86_400 * request.days)}. Medians, with the range.")
+    echo(f"Faults {source}; {plural(request.runs, 'run')} of {duration(86_400 * request.days)}. Medians, with the range.")
     echo()
     facts = [
         ("spare nodes", made.spares.best.label),

@@ -17,10 +17,11 @@ from holdfast.errors import UnknownPolicy
 from holdfast.history import queries
 from holdfast.history.models import DecisionRecord, Incident, Job, JobTransition
 from holdfast.history.store import History
+from holdfast.plurals import plural
 from holdfast.policies.recovery.policy import BASE, NAMED, Policy
 from holdfast.report.text.incident_text import rule_text
 from holdfast.report.text.policy_text import changes, describe, describe_slowness, number, values
-from holdfast.report.text.wording import duration, on_target, plural, seat
+from holdfast.report.text.wording import duration, on_target, seat
 from holdfast.spec.job import is_policy_file
 from holdfast.spec.policy import load_policy, policy_of, review_policy
 

@@ -11,10 +11,10 @@ from typing import Final
 from holdfast.cli.job_view import find_job
 from holdfast.cli.output import WIDTH, clock, echo, echo_facts, echo_json, echo_table, echo_wrapped, heading, hint, section
 from holdfast.history.store import History
+from holdfast.plurals import plural
 from holdfast.report import write_profile
 from holdfast.report.profiles import JobProfile, read
 from holdfast.report.text import profile_text as words
-from holdfast.report.text.wording import plural
 from holdfast.stored_job import checkpoint_directory
 
 MAX_RANKS: Final = 24

@@ -11,9 +11,10 @@ from holdfast.accounting.replay import replay as replayed
 from holdfast.cli.job_view import find_job
 from holdfast.cli.output import echo, echo_facts, echo_json, echo_table, echo_wrapped, heading, hint, section
 from holdfast.history.store import History
+from holdfast.plurals import plural
 from holdfast.policies.recovery.case_codec import act_of
 from holdfast.report.cost_table import hours
-from holdfast.report.text.wording import NOTHING, duration, plural
+from holdfast.report.text.wording import NOTHING, duration
 
 WIDTH: Final = 100
 MAX_DIFFERENCES: Final = 20

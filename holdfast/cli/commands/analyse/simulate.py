@@ -15,7 +15,8 @@ import click
 from holdfast.cli.output import echo, echo_facts, echo_json, echo_table, echo_wrapped, heading, hint, section
 from holdfast.errors import BadFile, BadParameters, Problem
 from holdfast.history.store import History
-from holdfast.report.text.wording import NOTHING, duration, plural, share
+from holdfast.plurals import plural
+from holdfast.report.text.wording import NOTHING, duration, share
 from holdfast.simulator.history_times import ENOUGH, read_times
 from holdfast.simulator.results import ResultFile, Spread, SystemResult
 from holdfast.simulator.scenario import Scenario, load_scenario

@@ -18,10 +18,11 @@ from holdfast.history import queries, statistics
 from holdfast.history.models import Job
 from holdfast.history.statistics import FleetStatistics, StepStatistics
 from holdfast.history.store import History
+from holdfast.plurals import plural
 from holdfast.policies.checkpoint_interval import RECOVERY_S, Advice, ExpectedLoss, IntervalCase, Rate, Waste, loss, table, waste
 from holdfast.policies.checkpoint_interval import advise as best
 from holdfast.report import phases
-from holdfast.report.text.wording import NOTHING, count, duration, plural, share
+from holdfast.report.text.wording import NOTHING, count, duration, share
 from holdfast.spec.job import CheckpointPlan
 
 DAY: Final = 24.0

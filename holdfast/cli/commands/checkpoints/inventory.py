@@ -23,7 +23,8 @@ from holdfast.exit_codes import FAILED
 from holdfast.history import queries
 from holdfast.history.models import Checkpoint
 from holdfast.history.store import History
-from holdfast.report.text.wording import NOTHING, count, duration, plural, ranks, size, visible
+from holdfast.plurals import plural
+from holdfast.report.text.wording import NOTHING, count, duration, ranks, size, visible
 from holdfast.runtime.checkpoint_verifier.findings import Findings, StoredCheckpoint
 from holdfast.spec import TrainingJob
 from holdfast.stored_job import checkpoint_directory, recorded_cluster

@@ -16,8 +16,9 @@ from holdfast.errors import OperatorError
 from holdfast.history import queries
 from holdfast.history.models import Job
 from holdfast.history.store import History
+from holdfast.plurals import plural
 from holdfast.policies.states import State
-from holdfast.report.text.wording import count, plural, size
+from holdfast.report.text.wording import count, size
 from holdfast.runtime.checkpoint.manifest import InvalidatedSteps
 from holdfast.runtime.checkpoint_verifier.findings import StoredCheckpoint
 from holdfast.stored_job import checkpoint_directory

@@ -17,7 +17,8 @@ from holdfast.bootstrap import HostOutcome, Hosts, NodeWheel, node_wheel
 from holdfast.cli.arguments import known_nodes, named
 from holdfast.cli.output import echo, echo_json, echo_table, on_terminal
 from holdfast.errors import NothingToBootstrap, NotWritable
-from holdfast.report.text.wording import NOTHING, duration, plural
+from holdfast.plurals import plural
+from holdfast.report.text.wording import NOTHING, duration
 from holdfast.spec import Cluster, SshCluster, load_cluster
 
 HEAD: Final = ("NODE", "DONE", "PYTHON", "TOOK", "WHERE, OR WHY NOT")

@@ -21,11 +21,12 @@ from holdfast.detectors.nodes.health import judge, unknown_signals
 from holdfast.detectors.nodes.readings import NodeReading
 from holdfast.errors import BadFile, NotReadable, Problem
 from holdfast.history.store import History
+from holdfast.plurals import plural
 from holdfast.policies.nodes.node_health import HealthAssessment, HealthChange, HealthFinding, NodeHealthState, worst_first
 from holdfast.probe.health import Checkup
 from holdfast.probe.readers.local import read_node
 from holdfast.probe.sweep import open_sweeper
-from holdfast.report.text.wording import NOTHING, plural
+from holdfast.report.text.wording import NOTHING
 from holdfast.spec import load_cluster
 
 READING = "reading"

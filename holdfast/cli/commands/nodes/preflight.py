@@ -11,9 +11,9 @@ from holdfast.cli.arguments import known_nodes
 from holdfast.cli.commands.nodes.bootstrap import over_ssh, progress, ssh_cluster
 from holdfast.cli.output import echo, echo_json, echo_table
 from holdfast.exit_codes import FAILED, WARNINGS
+from holdfast.plurals import plural
 from holdfast.probe.readiness import Inspection, InspectionScope, ReadinessFinding, ReadinessState
 from holdfast.probe.readiness.judge import judge
-from holdfast.report.text.wording import plural
 from holdfast.spec import load_job
 
 HEAD: Final = ("NODE", "CHECK", "STATE", "FOUND, AND WHAT TO DO")

@@ -12,7 +12,7 @@ from holdfast.cli.output import confirmed, echo, echo_json, echo_table, hint
 from holdfast.cluster.ssh.known_hosts import HostKeyStatus
 from holdfast.cluster.ssh.trust import ShownKey, Trust
 from holdfast.errors import NoHostKeys
-from holdfast.report.text.wording import plural
+from holdfast.plurals import plural
 from holdfast.spec import SshCluster, load_cluster
 
 HEAD: Final = ("MACHINE", "NODE", "KEY", "FINGERPRINT", "")

@@ -15,7 +15,7 @@ from holdfast.cli.output import hint
 from holdfast.cli.parser.launch import is_job_file
 from holdfast.errors import BadFile, BadParameters, Problem
 from holdfast.history.models import Job
-from holdfast.report.text.wording import plural
+from holdfast.plurals import plural
 from holdfast.spec import Cluster, LocalCluster, TrainingJob
 from holdfast.spec.files.load import draft_of
 from holdfast.spec.files.problems import shown

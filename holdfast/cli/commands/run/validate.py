@@ -11,7 +11,7 @@ from holdfast.cli.commands.run.launch_options import warn_of_joined_arguments
 from holdfast.cli.output import echo, echo_json
 from holdfast.errors import BadFile, Problem
 from holdfast.exit_codes import OPERATOR_ERROR
-from holdfast.report.text.wording import plural
+from holdfast.plurals import plural
 from holdfast.spec import Cluster, LocalCluster, TrainingJob, review
 from holdfast.spec.files.load import FileKind, allocation, kind_of_file, review_cluster
 from holdfast.spec.files.problems import shown

@@ -27,11 +27,12 @@ from holdfast.exit_codes import INTERRUPTED
 from holdfast.history import History, Job, models, queries
 from holdfast.host.gpu_assignment import VISIBLE
 from holdfast.paths import home
+from holdfast.plurals import plural
 from holdfast.prefect.server import TemporaryServer, is_configured
 from holdfast.report import memory, write_report
 from holdfast.report.phases import label_of
 from holdfast.report.text import wording
-from holdfast.report.text.wording import duration, plural
+from holdfast.report.text.wording import duration
 from holdfast.spec import LocalCluster, TrainingJob
 from holdfast.testing.chaos import Chaos
 

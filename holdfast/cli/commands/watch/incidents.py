@@ -14,12 +14,13 @@ from holdfast.errors import UnknownIncident
 from holdfast.history import queries
 from holdfast.history.models import DecisionRecord, FaultRecord, Incident, IncidentDiagnosis, Job, Phase
 from holdfast.history.store import History
+from holdfast.plurals import plural
 from holdfast.report import phases as known
 from holdfast.report.case import hypotheses_of
 from holdfast.report.explanations import explained, explained_in_short
 from holdfast.report.phases import ROLLBACK
 from holdfast.report.text.incident_text import rule_text
-from holdfast.report.text.wording import NOTHING, count, duration, on_target, plural, recovery_details, seat, share, since
+from holdfast.report.text.wording import NOTHING, count, duration, on_target, recovery_details, seat, share, since
 
 NEGLIGIBLE: Final = 0.01
 """Seconds of a downtime that may belong to no phase without being shown."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.detectors.nodes.burn_in_results import Check, CheckMark
+from holdfast.plurals import plural
 
 MATRIX: Final = "matrix"
 GPU: Final = "gpu"
@@ -54,13 +55,14 @@ def gpu(seconds: float, memory_share: float, expected: int = 0) -> list[Check]:
         words = "no NVIDIA device is visible" + (f", and the cluster file says {expected}" if expected else "")
         return [Check(name=GPU, mark=CheckMark.SKIPPED, words=words, needed=expected > 0 and not Path("/dev/kfd").exists())]
     if len(devices) < expected:
-        words = f"{len(devices)} NVIDIA device(s) are visible, and the cluster file says {expected}"
+        visible = plural(len(devices), "NVIDIA device is visible", "NVIDIA devices are visible")
+        words = f"{visible}, and the cluster file says {expected}"
         return [Check(name=GPU, mark=CheckMark.FAILED, words=words)]
     torch = _torch()
     if isinstance(torch, str):
-        return [Check(name=GPU, mark=CheckMark.SKIPPED, words=f"it has {len(devices)} NVIDIA device(s), and {torch}")]
+        return [Check(name=GPU, mark=CheckMark.SKIPPED, words=f"it has {plural(len(devices), 'NVIDIA device')}, and {torch}")]
     if not torch.cuda.is_available():
-        words = f"it has {len(devices)} NVIDIA device(s), and its torch {torch.__version__} can use none of them"
+        words = f"it has {plural(len(devices), 'NVIDIA device')}, and its torch {torch.__version__} can use none of them"
         return [Check(name=GPU, mark=CheckMark.SKIPPED, words=words)]
     count = torch.cuda.device_count()
     tested = [_test_gpu(torch, number, seconds / count, memory_share) for number in range(count)]
@@ -126,7 +128,8 @@ def multiply(torch: Any, device: Any, until: float, found: dict[str, Any]) -> st
             _wait_for(torch, device)
             spent, rounds = spent + time.monotonic() - at, rounds + 1
             if not torch.equal(again, first):
-                return f"product {rounds} in {name} differs in {int((again != first).sum())} place(s) from the first one"
+                places = plural(int((again != first).sum()), "place")
+                return f"product {rounds} in {name} differs in {places} from the first one"
         found["products"].append(first.cpu())
         found["figures"][f"{name} TFLOP/s"] = 2 * LARGE**3 * rounds / spent / 1e12
     return ""
@@ -143,7 +146,7 @@ def fill(torch: Any, device: Any, until: float, size: int, found: dict[str, Any]
                 _write(part, transform(places + place * words))
             bad = sum(int((part != transform(places + place * words)).sum()) for place, part in enumerate(parts))
             if bad:
-                return f"{bad} word(s) of its memory were read with another value than was written"
+                return plural(bad, "word of its memory was", "words of its memory were") + " read with another value than was written"
         passes += 1
     found["figures"] |= {"GPU MiB": len(parts) * CHUNK / (1 << 20), "passes": float(passes)}
     return ""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.detectors.nodes.burn_in_results import Check, CheckMark
+from holdfast.plurals import plural
 from holdfast.probe.burn_in.checks.core_pool import CoreEnded, judged, on_each, processors
 
 NAME: Final = "memory"
@@ -56,7 +57,7 @@ def memory(seconds: float, share: float, most: int) -> Check:
     free = free_bytes(Path("/"))
     size = int(min(free * share, most)) // len(cores) // BLOCK * BLOCK
     if size < BLOCK:
-        words = f"too little is free: {free // MIB} MiB, and a share of {share:g} of it leaves nothing for {len(cores)} core(s)"
+        words = f"too little is free: {free // MIB} MiB, and a share of {share:g} of it leaves nothing for {plural(len(cores), 'core')}"
         return Check(name=NAME, mark=CheckMark.SKIPPED, words=words, seconds=time.monotonic() - begun)
     found = on_each(cores, lambda index: _test(size, begun + seconds, index * size))
     spent = time.monotonic() - begun

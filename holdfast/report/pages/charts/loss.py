@@ -8,13 +8,13 @@ from typing import Any, Final
 import numpy as np
 from markupsafe import Markup
 
+from holdfast.plurals import plural
 from holdfast.report.case import IncidentCase
 from holdfast.report.pages.charts.axes import LABEL_PIXELS, count_axis, incident_marks, loss_axis, since_submission, step_axis, time_axis
 from holdfast.report.pages.charts.drawing import Drawing, DrawingBox, SvgTheme, drawing, svg
 from holdfast.report.pages.charts.incident_layers import downtimes, mark, marks_in_time, startup_note
 from holdfast.report.pages.charts.thinning import Floats, Places, smoothed, thin_pieces
 from holdfast.report.pages.job_history import Flags, JobHistory, StepColumns
-from holdfast.report.text import wording
 
 _CROWDED: Final = 3
 """With more points than this per pixel column, a line through their medians is drawn over them."""
@@ -195,9 +195,9 @@ def _lost_spans(steps: StepColumns, pixel: float) -> list[tuple[int, int]]:
 
 def _text(job: JobHistory) -> str:
     steps = job.steps
-    text = f"{wording.plural(len(steps), 'step')} reported in {wording.plural(len(job.generations), 'generation')}"
+    text = f"{plural(len(steps), 'step')} reported in {plural(len(job.generations), 'generation')}"
     finite = steps.loss[steps.kept][np.isfinite(steps.loss[steps.kept])]
     if len(finite):
         text += f"; the loss went from {finite[0]:.4g} to {finite[-1]:.4g}"
-    lost = "" if job.losses.steps_lost is None else f", {wording.plural(job.losses.steps_lost, 'step')} lost"
-    return f"{text}. {wording.plural(len(job.cases), 'incident')}{lost}."
+    lost = "" if job.losses.steps_lost is None else f", {plural(job.losses.steps_lost, 'step')} lost"
+    return f"{text}. {plural(len(job.cases), 'incident')}{lost}."

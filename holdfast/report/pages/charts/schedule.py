@@ -9,6 +9,7 @@ from typing import Final
 from markupsafe import Markup
 from matplotlib.patches import Rectangle
 
+from holdfast.plurals import plural
 from holdfast.report.pages.charts.axes import time_axis
 from holdfast.report.pages.charts.drawing import Drawing, DrawingBox, SvgTheme, drawing, image, svg
 from holdfast.report.profiles import JobProfile, RankProfile
@@ -159,6 +160,6 @@ def _coarse(spans: Sequence[ScheduleSpan], total: float, columns: int) -> Iterat
 
 def _text(profile: JobProfile) -> str:
     idle = [one.idle_share for one in profile.ranks]
-    text = f"{wording.plural(len(shown(profile)), 'rank')} over {wording.duration(profile.span)}"
+    text = f"{plural(len(shown(profile)), 'rank')} over {wording.duration(profile.span)}"
     waits = f"{wording.share(min(idle))} to {wording.share(max(idle))}"
     return f"{text}. Ranks wait for {waits} of a typical step. The tables below have all numbers."

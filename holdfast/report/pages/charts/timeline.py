@@ -8,6 +8,7 @@ from typing import Final
 
 from markupsafe import Markup
 
+from holdfast.plurals import plural
 from holdfast.policies.states import State
 from holdfast.report.pages.charts.axes import incident_marks, since_submission, time_axis
 from holdfast.report.pages.charts.drawing import Drawing, DrawingBox, SvgTheme, drawing, svg
@@ -72,7 +73,7 @@ def timeline(job: JobHistory, spans: Sequence[TimelineSpan], box: DrawingBox, na
     _mark_status_changes(on, job, nodes)
     incident_marks(on, marks_in_time(job))
     on.axis_titles(since_submission(job.job.at, job.wall_seconds))
-    made, drawn = wording.plural(len(job.transitions), "transition"), wording.plural(len(nodes), "node")
+    made, drawn = plural(len(job.transitions), "transition"), plural(len(nodes), "node")
     text = f"The job made {made}; {drawn} with ranks are drawn. The table below has all transitions."
     return svg(on, name=name, title="States of the job and ranks of its nodes over wall time", text=text)
 
