@@ -25,7 +25,8 @@ def test_a_job_reports_and_waits_for_its_own_allocations_only(
         monkeypatch.setenv(name, value)
     label = ["--job-name=holdfast-other", f"--comment={COMMENT}other", "--output=/dev/null"]
     other = slurm.run("sbatch", "--parsable", *label, "--nodes=1", "--time=5", "--wrap", "sleep 300")
-    nodes, messages = SlurmNodes(SlurmCluster(kind="slurm", allocation="new")), list[str]()
+    nodes = SlurmNodes(SlurmCluster(kind="slurm", allocation="new", directory=str(tmp_path / "nodes")))
+    messages = list[str]()
     try:
         wait_until(lambda: slurm.run("squeue", "--noheader", f"--jobs={other}", "--format=%T") == "RUNNING", seconds=60, explain=slurm.logs)
         assert set(nodes.names()) == set(slurm.names)
