@@ -61,7 +61,7 @@ from holdfast.detectors.nodes.node import see_agent_unreachable, see_leaving, se
 from holdfast.detectors.nodes.readings import CounterGrowth, NodeReading, Reading
 from holdfast.detectors.sources import source_of
 from holdfast.detectors.training.checkpoint import see_checkpoint_failure, see_memory
-from holdfast.detectors.training.exceptions import EXCEPTION
+from holdfast.detectors.training.exceptions import EXCEPTION, NO_PLACE
 from holdfast.detectors.training.groups import see_group_failure, see_replace_ranks_failure
 from holdfast.detectors.training.losses import see_frozen_parameters, see_losses, see_non_finite_loss, see_replica_digests
 from holdfast.detectors.training.process import EXIT_CODE, see_exit, see_start, see_stop
@@ -335,7 +335,8 @@ def _summary(root: Candidate, recommended_actions: RecommendedActions) -> str:
 
 def _place_in_script(fault: Fault) -> str:
     """Return the file and line that *fault* came from, as an exception's signature has them; empty if it has none."""
-    return fault.signature.partition(" at ")[2] if fault.kind == EXCEPTION.id else ""
+    place = fault.signature.partition(" at ")[2] if fault.kind == EXCEPTION.id else ""
+    return "" if place == NO_PLACE else place
 
 
 def start_error(fault: Fault) -> str | None:

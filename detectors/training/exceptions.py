@@ -15,6 +15,8 @@ ERRNO_3: Final = "https://man7.org/linux/man-pages/man3/errno.3.html"
 FINISHED: Final = Sample(WorkerExit(node="n0", rank=0, at=0.0, code=0, finished=True, step=9))
 ABORT_ERROR: Final = "holdfast.runtime.groups.device_library.AbortTimedOut"
 """Raised by Holdfast if a rank's communicators do not abort."""
+NO_PLACE: Final = "?"
+"""The location, in a fault's signature, of an exception that no line raised."""
 
 
 def an_exit(**facts: object) -> Sample:
@@ -136,7 +138,7 @@ def see_exception(seen: WorkerExit, raised: WorkerException, source: str = "") -
     """
     name = raised.type.removeprefix("__main__.")  # printed tracebacks omit it
     first = next(iter(raised.message.strip().splitlines()), "")
-    place = next(reversed(places_in(raised.traceback)), "?")
+    place = next(reversed(places_in(raised.traceback)), NO_PLACE)
     return Fault(
         kind=kind_of(raised),
         at=seen.at,

@@ -49,7 +49,7 @@ def open_sweeper(cluster: Cluster) -> Sweeper:
     if cluster.kind == "local":
         return LocalSweeper(cluster)
     if cluster.kind == "slurm":
-        raise AllocationRequired("a look from outside", cluster.name)
+        raise AllocationRequired("a health check", cluster.name)
     from holdfast.cluster.ssh import SshSweeper  # noqa: PLC0415 (paramiko takes 0.1 s, and most clusters do not need it)
 
     return SshSweeper(cluster)

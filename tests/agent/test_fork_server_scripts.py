@@ -184,6 +184,7 @@ def test_a_missing_script_ends_as_ever_and_is_reported(both: Both) -> None:
     assert end["code"] == 2
     assert end["raised"]["errno"] == 2
     assert "missing.py" in end["raised"]["message"]
+    assert 'File "' not in end["raised"]["traceback"], "no frame is the script's own"
 
 
 @pytest.mark.parametrize("kind", ["folder", "archive", "bytecode", "link", "relative"])

@@ -113,7 +113,7 @@ UNSEEN = {
     "name that does not resolve": (
         "kind: ssh\nhosts: [no-such-host.invalid]\n",
         "no-such-host.invalid does not resolve",
-        "Correct the address",
+        "`~/.ssh/config`, which is not read",
     ),
     "ports that refuse": (BASE, "all 2 nodes failed at once, so our own network is suspect", "Connection refused"),
 }
@@ -149,3 +149,13 @@ def test_a_job_on_other_machines_names_the_folder_that_they_share(verb: str, her
     done = here(verb, "job.yaml")
     assert done.returncode == 2
     assert mentions(done.stderr, "checkpoint.directory", "all nodes share")
+
+
+def test_a_job_that_cannot_run_on_the_cluster_is_refused_before_its_hosts_are_inspected(here: Command, tmp_path: Path) -> None:
+    """As `holdfast run` refuses it: a host may be ready, but for what would not start there."""
+    (tmp_path / "cluster.yaml").write_text(BASE)
+    (tmp_path / "job.yaml").write_text("name: a\nscript: train.py\n")
+    done = here("node", "preflight", "--cluster", "cluster.yaml", "--job", "job.yaml")
+    assert done.returncode == 2
+    assert "checkpoint.directory: the nodes are other machines, and no folder is named" in done.stderr
+    assert done.stdout == ""

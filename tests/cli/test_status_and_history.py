@@ -455,3 +455,15 @@ def test_the_history_marks_incidents_and_counts_repeated_notes(holdfast: Command
     for number, (line, action) in enumerate(zip(over, ("restart-workers", "replace-node"), strict=True), start=1):
         assert mentions(line, f"incident {number}", action, "310 ms", "2 steps", f"generation {number + 1}")
     assert any(line.endswith("RESCHEDULING") for line in lines), "the reason that the decision gave is not repeated"
+
+
+def test_an_incident_after_which_no_rank_reported_its_state_has_no_line_for_it(here: Command, book: History) -> None:
+    """What restarted are processes of a script without a session; what else is known of the incident is no state."""
+    author = Author(book, "plain", time.time() - 100)
+    one = author.incident(1, "worker-sigkill", "rank 1 on n1", seconds=10)
+    one.facts = {"got_on": True, "down_until": "started"}
+    with book.session() as session:
+        session.merge(one)
+    done = here("incidents", "show", "1", "--job", "plain")
+    assert "downtime" in done.stdout
+    assert not any(line.split() == ["state"] for line in done.stdout.splitlines())

@@ -21,7 +21,17 @@ from holdfast.detectors.diagnosis import (
     evidence_wait_seconds,
     unexplained_faults,
 )
-from holdfast.detectors.evidence import CheckpointFailure, Evidence, LogLine, Progress, RecoveryTimeout, StartFailure, Unknown, WorkerStop
+from holdfast.detectors.evidence import (
+    CheckpointFailure,
+    Evidence,
+    LogLine,
+    Progress,
+    RecoveryTimeout,
+    StartFailure,
+    Unknown,
+    WorkerException,
+    WorkerStop,
+)
 from holdfast.detectors.training.exceptions import ABORT_ERROR
 from tests.detectors.evidence_of import a_killed, a_rank, a_silence, an_echo, an_end, an_error, seen
 from tests.each import each
@@ -424,6 +434,13 @@ def test_warnings_from_before_a_fault_are_not_counted_beside_it() -> None:
 def test_a_user_error_states_the_evidence(scene: str, words: tuple[str, ...]) -> None:
     """A person who doubts it can check."""
     assert mentions(SCENES[scene].diagnosis().reason, *words)
+
+
+def test_an_error_of_no_line_is_stated_without_one() -> None:
+    """A script that no node has is opened by none of its own lines."""
+    raised = WorkerException(type="FileNotFoundError", message="no train.py")
+    gone = [an_end(node, rank, code=2, raised=raised, step=None) for rank, node in enumerate(("n0", "n1"))]
+    assert mentions(diagnose(seen(*gone), members=4).reason, "FileNotFoundError: no train.py. The same failure on nodes n0, n1")
 
 
 @each("name", sorted(CATALOGUE))

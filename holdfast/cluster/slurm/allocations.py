@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -179,6 +179,7 @@ class Allocations:
     def begin(self, job: str, name: str, directory: Path) -> None:
         """Follow the allocations of *job* (its id) from now on, and keep as many nodes as requested."""
         self._job, self._name, self._directory = job, name, directory
+        self.present, self.by_node = (), {}  # until now those of all jobs
         try:
             self.poll()
         except SlurmUnavailable as error:
@@ -241,16 +242,8 @@ class Allocations:
             by_end = sorted((one for one in found if one.is_running), key=lambda one: one.ends or float("inf"))
             self.by_node = {node: one for one in by_end for node in one.nodes}
         self._problem = ""
-        for one in found:
-            self._report_change(one)
-            if not one.is_completing:  # of a completing one Slurm counts the nodes that are left
-                self._sizes[one.id] = one.count
-            self._sizes.setdefault(one.id, one.count)
-            if one.is_running:
-                self._completing.pop(one.id, None)
-                self._began.setdefault(one.id, now)
-        for id_ in self._described.keys() - seen:
-            self._report_end(id_, now)
+        if self._job:  # those of other jobs are listed, and otherwise left alone
+            self._note_changes(found, now)
         if time.monotonic() >= self._next_nodes:
             self._next_nodes = time.monotonic() + NODES_SECONDS
             where = [f"--partition={self._cluster.partition}"] if self._cluster.partition else []
@@ -260,6 +253,19 @@ class Allocations:
                 if not self.is_followed:
                     raise
                 self._report_problem(error)
+
+    def _note_changes(self, found: Sequence[Allocation], now: float) -> None:
+        """Report what is new of the job's allocations, and remember what is needed to count them."""
+        for one in found:
+            self._report_change(one)
+            if not one.is_completing:  # of a completing one Slurm counts the nodes that are left
+                self._sizes[one.id] = one.count
+            self._sizes.setdefault(one.id, one.count)
+            if one.is_running:
+                self._completing.pop(one.id, None)
+                self._began.setdefault(one.id, now)
+        for id_ in self._described.keys() - {one.id for one in found}:
+            self._report_end(id_, now)
 
     def _report_change(self, one: Allocation) -> None:
         """Report what is new of an allocation, and have a requeued one start at once."""

@@ -164,7 +164,7 @@ class NetworkCheck:
 
     def _measure(self, nodes: tuple[str, ...]) -> None:
         try:
-            interfaces = {node: self._source.interface(node) or "an interface that it does not name" for node in nodes}
+            interfaces = {node: self._source.interface(node) or "an unknown interface" for node in nodes}
             pairs = list(zip(nodes, nodes[1:] + nodes[:1], strict=True)) if len(nodes) > 1 else []
             pairs = pairs[:: -(-len(pairs) // MAX_MEASURED) or 1]
             with ThreadPoolExecutor(THREADS, thread_name_prefix="network") as threads:

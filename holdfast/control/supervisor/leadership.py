@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from holdfast.cluster import open_cluster
 from holdfast.control.backup.standby import BackupPrerequisites, PartitionFailover
 from holdfast.control.supervisor import early_launch
 from holdfast.control.supervisor.detach import Detach
@@ -83,6 +84,8 @@ def take_leadership(history: History, spec: TrainingJob, cluster: Cluster, flow_
     if live is None:
         policy_for(spec)  # a file that cannot be used is refused before anything begins
     job = live or _submission(spec, cluster)
+    if live is None:  # refuses a key that cannot be used: without it a job that is recorded could not even be stopped
+        open_cluster(cluster).close()
     flow_run.predecessor = lease.flow_run_of(history, job.id)
     taken = _leadership(job, _lease(history, job, flow_run), runs_already=live is not None)
     return replace(taken, flow_run=flow_run, handed_over=launched is early_launch.HandOver.TAKEN and live is not None)

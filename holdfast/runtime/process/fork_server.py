@@ -307,7 +307,7 @@ def _read(script: str) -> bytes:
     try:
         return Path(script).read_bytes()
     except OSError as error:
-        _report(error)
+        _report(error.with_traceback(None))  # its frames are ours, and the script has none yet
         problem = f"can't open file {os.fspath(Path(script).absolute())!r}: [Errno {error.errno}] {error.strerror}"
         print(f"{sys.executable}: {problem}", file=sys.stderr)  # noqa: T201 (the worker's own output)
         sys.exit(2)

@@ -10,11 +10,14 @@ from typing import Final
 from holdfast.cli.arguments import known_nodes
 from holdfast.cli.commands.nodes.bootstrap import over_ssh, progress, ssh_cluster
 from holdfast.cli.output import echo, echo_json, echo_table
+from holdfast.errors import BadFile
 from holdfast.exit_codes import FAILED, WARNINGS
 from holdfast.plurals import plural
 from holdfast.probe.readiness import Inspection, InspectionScope, ReadinessFinding, ReadinessState
 from holdfast.probe.readiness.judge import judge
 from holdfast.spec import load_job
+from holdfast.spec.check import checks
+from holdfast.spec.files.problems import shown
 
 HEAD: Final = ("NODE", "CHECK", "STATE", "FOUND, AND WHAT TO DO")
 
@@ -25,9 +28,11 @@ def preflight(
     """Show for each host what a job lacks there, and the cure; return 1 when something is missing, 3 when something should be fixed."""
     job, own = load_job(job_file) if job_file is not None else (None, None)
     cluster = over_ssh(own) if own is not None and cluster_file is None else ssh_cluster(cluster_file or default_cluster)
+    if job is not None and job_file is not None and (problems := checks(job, cluster)):
+        raise BadFile(shown(str(job_file)), tuple(problems))
     nodes = known_nodes(nodes, cluster.name, cluster.names)
     wanted = InspectionScope.of(job) if job is not None else InspectionScope()
-    with progress(nodes, quiet=as_json) as shown, Inspection(cluster, wanted, shown) as inspection:
+    with progress(nodes, quiet=as_json) as on_stage, Inspection(cluster, wanted, on_stage) as inspection:
         facts = inspection.look(nodes)
     found = judge(facts, gpus=cluster.gpus_of, snapshots=wanted.snapshots)
     order = list(ReadinessState)

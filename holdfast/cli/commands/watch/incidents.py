@@ -113,8 +113,8 @@ def _incident_facts(one: Incident) -> Iterator[tuple[str, str]]:
         lost = f"; {plural(one.steps_lost, 'step')} lost" if one.steps_lost is not None else ""
         resumed = f", resumed after step {count(one.resumed_step)}" if one.resumed_step is not None else ""
         yield "steps", f"had reached {count(one.step_before)}{resumed}{lost}"
-    if one.facts:
-        yield "in-process recovery" if "rebuilt" in one.facts else "state", "\n".join(recovery_details(one.facts))
+    if details := recovery_details(one.facts):
+        yield "in-process recovery" if "rebuilt" in (one.facts or {}) else "state", "\n".join(details)
     after = f" → {one.generation_after}" if one.generation_after is not None else ""
     yield "generation", f"{one.generation_before}{after}"
     yield "id", one.id
