@@ -20,7 +20,17 @@ from holdfast.torch_versions import untested
 
 MANAGED: Final = "process groups and state are managed: a lost rank is replaced, and the other ranks keep their processes"
 RESTART_STATE: Final = "after a fault all ranks restart from the newest step in memory or on disk"
-RESTART: Final = "this script has no holdfast.session, so after a fault all ranks restart from its own checkpoint"
+RESTART: Final = (
+    "this script has no holdfast.session, so after a fault all ranks restart from the checkpoint that it loads itself, or from the start"
+)
+RESTART_LIGHTNING: Final = (
+    "this Trainer has no HoldfastCallback, so after a fault all ranks restart from the file of fit(ckpt_path=...), or from the start "
+    "without one; Lightning restores no random generators, nor a DataLoader's position in an epoch: "
+    "Trainer(callbacks=[HoldfastCallback()]) does"
+)
+"""For Lightning, whose `fit` resumes only what it is given, and not bit-identically: seen with 2.6, tests/integration/test_lightning.py."""
+LIGHTNING_TRAINERS: Final = frozenset({"lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"})
+"""Modules of Lightning's Trainer, under either name by which it is installed."""
 NO_SESSION: Final = "the script has no holdfast.session"
 STOCK: Final = "the job says `groups: stock`"
 
@@ -33,7 +43,7 @@ def groups_are_stock(why: str) -> None:
     """Note that the process groups are torch's own, because *why*; a script that will have no session gets that message now."""
     _stock_because[:] = [why]
     if why == NO_SESSION:
-        _say("unchanged", f"{RESTART}; process groups are PyTorch's own")
+        _say("unchanged", f"{_restart()}; process groups are PyTorch's own")
     else:
         _await_session()
 
@@ -80,9 +90,19 @@ def _await_session() -> None:
         if manager is not None and not manager.declined and manager.replaces_init:
             manager.decline(NO_SESSION)
         groups = "managed" if manager is not None else f"PyTorch's own because {(_stock_because or ['?'])[0]}"
-        _say("unchanged", f"{RESTART}; process groups are {groups}")
+        _say("unchanged", f"{_restart()}; process groups are {groups}")
 
     register_optimizer_step_pre_hook(first_step)
+
+
+def _restart() -> str:
+    """Return what a fault will cost without a session, by who trains: Lightning's Trainer is among the callers, or not."""
+    frame = sys._getframe()  # noqa: SLF001 (that Lightning is imported does not say that its Trainer trains: Fabric imports it too)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_globals.get("__name__") in LIGHTNING_TRAINERS:
+            return RESTART_LIGHTNING
+    return RESTART
 
 
 def _say(level: str, text: str) -> None:
