@@ -93,8 +93,8 @@ class StopWithoutProgress:
             streak += [] if one.interrupted or _broke_elsewhere(one, next_kind, next_node, case.recommended_actions) else [one]
             next_kind, next_node = one.kind, one.node
         if len(streak) < case.budget.max_recoveries_without_progress:
-            return Pass(f"{len(streak)} of {case.budget.max_recoveries_without_progress} recoveries in a row without a new step")
-        summary = f"{len(streak)} recoveries in a row brought no new step"
+            return Pass(f"{len(streak)} of {case.budget.max_recoveries_without_progress} recoveries in a row without progress")
+        summary = f"{len(streak)} recoveries in a row brought no progress (no new step; in a job without steps, no run that lasted)"
         return self._replace(case, streak, summary) or Decision(action=RecoveryAction.FAIL, reason=f"{summary}; last: {case.reason}")
 
     def _replace(self, case: Case, streak: list[PastRecovery], summary: str) -> Decision | None:
