@@ -59,6 +59,15 @@ class Detach:
         """Have the controller leave the job when it polls next; the first reason counts."""
         self._requested = self._requested or why
 
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Have a request wait while the block runs, as for a controller that has begun to take a job."""
+        possible, self.is_possible = self.is_possible, lambda: False
+        try:
+            yield
+        finally:
+            self.is_possible = possible
+
     def on_signal(self, *_: object) -> None:
         """Take the signal as the request."""
         self.request("it received SIGUSR1")

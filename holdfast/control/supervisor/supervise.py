@@ -187,10 +187,11 @@ def _begin(
     run.nodes.eligibility.begin()
     run.nodes.allocations.begin()
     run.faults.history.remember(queries.faults_of_hardware(history, cluster.name, since=time.time() - LONGEST.total_seconds(), but=job.id))
-    if leadership.runs_already:
-        reattach(run)
-    else:
-        run.machine.submit()
+    with detach.deferred():
+        if leadership.runs_already:
+            reattach(run)
+        else:
+            run.machine.submit()
     if leadership.stood_by and leadership.runs_already:
         run.log.record_event(f"the standby controller on {_this_machine()} controls the job from now on")
     if spec.checkpoint.interval == "auto":  # read now, as a recovery cannot wait for a database
