@@ -114,8 +114,10 @@ def gather(run: JobController) -> tuple[str, ...]:
 def without_gpus(run: JobController) -> list[str]:
     """Describe which local nodes have too few GPUs of their own, and what to do when that leaves the job too few nodes."""
     short = short_of_gpus(run.spec, run.cluster)
-    needed, whose = plural(run.spec.ranks_per_node, "GPU"), "its own" if len(short) == 1 else "their own"
-    found = [f"{listing(sorted(short))} with fewer than {needed} of {whose}"] if short else []
+    found = []
+    if short:
+        whose = "its own" if len(short) == 1 else "their own"
+        found = [f"{listing(sorted(short))} with fewer than {plural(run.spec.ranks_per_node, 'GPU')} of {whose}"]
     return found + [one.cure for one in gpu_problems(run.spec, run.cluster)]
 
 
