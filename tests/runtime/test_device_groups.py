@@ -376,8 +376,11 @@ def test_a_group_that_is_given_up_while_it_connects_costs_the_process_if_that_ne
         device_library._library.clear()
 
 
-def test_a_group_that_the_script_destroys_waits_for_no_peer_that_is_lost(pair: list[tuple[StandIn, ManagedGroup]]) -> None:
+def test_a_group_that_the_script_destroys_waits_for_no_peer_that_is_lost(
+    pair: list[tuple[StandIn, ManagedGroup]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Until its operations have ended it is one of the groups that end together: nobody else would end them."""
+    monkeypatch.setattr(backends, "FINISH_SECONDS", 0.1)  # for its connections, once its operations have ended
     device, group = pair[0]
     groups = [group]
 
