@@ -312,6 +312,7 @@ def test_the_users_own_error_ends_the_job_with_its_traceback(place: Place) -> No
     gone(place)
 
 
+@pytest.mark.long
 def test_ctrl_c_stops_the_job(place: Place) -> None:
     """Status 130, state CANCELLED, no process left."""
     child = place.start("run", place.job("nap", NAP))
@@ -414,6 +415,7 @@ def rows(terminal: Terminal) -> dict[str, str]:
     return found
 
 
+@pytest.mark.long
 def test_a_recovery_is_visible_as_it_happens(place: Place) -> None:
     """The fault, the phase that runs, the action; then the times of all phases, as programs get them; and every value of a training job."""
     name = place.job("steady", STEADY, "nproc_per_node: 2\n")
