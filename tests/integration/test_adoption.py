@@ -216,10 +216,11 @@ def test_an_agent_without_a_flow_ends_with_its_workers_when_the_lease_runs_out(s
 
 
 @pytest.mark.long
-def test_a_job_goes_on_and_recovers_while_the_prefect_server_is_dead(
-    stage: Stage, tmp_path: Path, prefect_server: PrefectServer, prefect_database: Path
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "stopped"])
+def test_a_job_goes_on_and_recovers_while_the_prefect_server_answers_nothing(
+    number: signal.Signals, stage: Stage, tmp_path: Path, prefect_server: PrefectServer, prefect_database: Path
 ) -> None:
-    """What Prefect missed stands in the history."""
+    """What Prefect missed stands in the history. A server that is dead refuses connections; one that is stopped keeps them waiting."""
     shutil.copy(prefect_database, tmp_path)
     port = free_port()
     url = f"http://127.0.0.1:{port}/api"
@@ -230,14 +231,15 @@ def test_a_job_goes_on_and_recovers_while_the_prefect_server_is_dead(
     try:
         wait_until(lambda: answers(url), seconds=60, explain=(tmp_path / "server.log").read_text)
         stage.environment = stage.environment | {"PREFECT_API_URL": url, "PREFECT_HOME": str(tmp_path)}
-        play = stage.play("serverless", args=ENDLESS, **TWO)
+        play = stage.play(f"serverless-{number.name.lower()}", args=ENDLESS, **TWO)
         play.steps_to(10)
+        os.killpg(server.pid, number)
+        killed = play.chaos.kill(1)
+        answered(play)
+        play.stops()
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
-    killed = play.chaos.kill(1)
-    answered(play)
-    play.stops()
     assert play.kinds() == ["worker-sigkill"]
     assert killed < time.time()
 
