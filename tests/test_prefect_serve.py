@@ -1,4 +1,4 @@
-"""A Prefect server on SQLite that Holdfast starts does not stand still when a statement failed before."""
+"""A Prefect server on SQLite that Holdfast starts keeps answering after a statement has failed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 
 
 async def free_a_failed_cursor(database: Path, *, patience: float) -> None:
-    """Free the cursor of a failed statement while its connection waits for a lock that this thread holds; then give the lock back.
+    """Free the cursor of a failed statement while its connection waits for a lock that another one holds; then release the lock.
 
     The connection waits for *patience* seconds.
     """
@@ -43,7 +43,7 @@ async def free_a_failed_cursor(database: Path, *, patience: float) -> None:
 
 
 def test_a_failed_cursor_no_longer_stops_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without our part it does, until the one who waits gives up: once that passes too, `holdfast.prefect.serve` has had its time."""
+    """Unpatched it does, until the waiting connection gives up: once the first half of this test fails, `holdfast.prefect.serve` can go."""
     monkeypatch.setattr(aiosqlite.Cursor, "_execute", aiosqlite.Cursor._execute)  # put back after the test
     with pytest.raises(sqlite3.OperationalError, match="database is locked"):
         asyncio.run(free_a_failed_cursor(tmp_path / "as-it-is.db", patience=1))
@@ -52,7 +52,7 @@ def test_a_failed_cursor_no_longer_stops_the_event_loop(tmp_path: Path, monkeypa
 
 
 def test_it_takes_the_options_of_prefects_command() -> None:
-    """As it becomes that command."""
+    """It is that command, patched."""
     ran = subprocess.run([sys.executable, "-m", "holdfast.prefect.serve", "--help"], capture_output=True, text=True, check=True)
     assert "prefect server start" in ran.stdout
     assert "--port" in ran.stdout

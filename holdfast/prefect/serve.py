@@ -1,10 +1,10 @@
-"""``python -m holdfast.prefect.serve OPTION...``: ``prefect server start OPTION...``, without the minute in which SQLite stops it.
+"""``python -m holdfast.prefect.serve OPTION...``: ``prefect server start OPTION...`` without a deadlock that SQLite causes.
 
-Prefect reaches SQLite through aiosqlite, which has a thread for each connection. A cursor whose statement failed ("database is locked",
-for example, which Prefect's clients try again) keeps its statement until it is freed, and that happens in the thread of the event loop.
-To free it takes the connection's mutex. When the connection waits for SQLite's write lock meanwhile, it has that mutex for up to 60 s
-(Prefect's busy timeout), and the one who has the write lock cannot give it back, as the event loop stands still: the server answers
-nobody for a minute. Seen with Python 3.11 and Prefect 3.8 when six flows wrote at the same time, about once in a minute.
+Prefect reaches SQLite through aiosqlite, which runs each connection in a thread of its own. A cursor whose statement failed ("database is
+locked", for example, after which Prefect's clients try again) keeps the statement until the cursor is freed, and the event loop frees it.
+That takes the connection's mutex. If the connection is waiting for SQLite's write lock by then, it holds the mutex for up to 60 s
+(Prefect's busy timeout), and the coroutine that has the write lock cannot release it, because the event loop is blocked. Until the
+timeout the server answers no request. Seen with Python 3.11 and Prefect 3.8 when six flows wrote at the same time.
 """
 
 from __future__ import annotations

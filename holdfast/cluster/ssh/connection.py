@@ -226,7 +226,8 @@ def _through(via: Connection, endpoint: Endpoint, until: float) -> paramiko.Chan
 def socket_error(error: OSError, where: str) -> NodeUnreachable | ProbeFailed:
     """Return what an *error* of a connection to *where* means."""
     if isinstance(error, socket.gaierror):
-        cure = "Correct the address, /etc/hosts or the name server; of a name in `~/.ssh/config`, which is not read, give the `address`"
+        alias = "for an alias from `~/.ssh/config`, which is not read, give the host's `address`"
+        cure = f"Correct the address, /etc/hosts or the name server; {alias}"
         return ProbeFailed(f"the name {where} does not resolve: {error.strerror}. {cure}")
     if isinstance(error, TimeoutError):
         return NodeUnreachable(f"{where} accepted no connection in time")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from holdfast.plurals import plural
+from holdfast.plurals import named_ranks, plural
 from holdfast.report.layout import Layout
 from holdfast.report.profiles import JobProfile, RankProfile
-from holdfast.report.text.wording import NOTHING, count, duration, ranks, share
+from holdfast.report.text.wording import NOTHING, count, duration, share
 
 SCHEDULES: Final[Mapping[str, str]] = {
     "gpipe": "GPipe: all forward passes, then all backward passes",
@@ -27,17 +27,13 @@ def layout_facts(layout: Layout) -> Iterator[tuple[str, str]]:
         yield (
             "pipeline",
             f"{plural(len(layout.stages), 'stage')}: "
-            + "; ".join(f"{number} on {_named(of_stage)}" for number, of_stage in enumerate(layout.stages, 1)),
+            + "; ".join(f"{number} on {named_ranks(of_stage)}" for number, of_stage in enumerate(layout.stages, 1)),
         )
         yield "schedule", _schedule(layout)
     elif layout.schedule == "unknown":
         yield "pipeline", f"unknown: {layout.reason}"
     yield "data", _data(layout)
     yield "state", _state(layout)
-
-
-def _named(numbers: Sequence[int]) -> str:
-    return f"{'rank' if len(numbers) == 1 else 'ranks'} {ranks(numbers)}"
 
 
 def _schedule(layout: Layout) -> str:
@@ -135,7 +131,7 @@ def snapshot_interval(profile: JobProfile) -> list[str]:
     sentences = [f"A snapshot is taken {' or '.join(steps)}, the longest interval that any rank needs."]
     if len(reasons) == 1 and len(profile.ranks) > 1:
         return [*sentences, f"All ranks: {next(iter(reasons))}."]
-    return [*sentences, *(f"{_named(numbers).capitalize()}: {reason}." for reason, numbers in reasons.items())]
+    return [*sentences, *(f"{named_ranks(numbers).capitalize()}: {reason}." for reason, numbers in reasons.items())]
 
 
 def picture(profile: JobProfile, limit: int) -> list[str]:
